@@ -206,7 +206,7 @@ def columns(
     """Bucketized feature columns, whose gradients are sparse, and of rows that a `Unique` chooses."""
     v1 = b.tf.compat.v1
     with b.graph.as_default(), v1.variable_scope("", use_resource=b.resource):
-        features, score = recommenders._model(columns, buckets, width, units, b.batch)
+        features, score = recommenders.feature_columns(columns, buckets, width, units, b.batch)
         b.recipes |= {one.op.name: recommenders._recipe(one, b.seed) for one in v1.global_variables()}
     b._inputs += [SampleInput(name, "float32", (b.batch, 1)) for name in features]
     return _cross_entropy(b, Sample("columns", None, (), (score.op.name,)))

@@ -260,7 +260,7 @@ def test_a_signal_that_comes_together_with_anothers_is_not_forgotten(
 
 FORKS = """
 import os, signal, time
-from msplit.cli import interrupt
+from msplit.cli import output as interrupt
 
 interrupt._TO_HEAR.update({False: 0.2})
 with interrupt.watched():
@@ -285,7 +285,7 @@ STUCK = """
 import ctypes, os, signal, sys, threading, time
 import msplit.__main__ as program
 from msplit import formats
-from msplit.cli import interrupt
+from msplit.cli import output as interrupt
 
 interrupt._TO_HEAR.update({False: 1.0, True: 1.0})
 interrupt._TO_END = program._LONGEST_EXIT = 1.0

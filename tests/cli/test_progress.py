@@ -57,7 +57,7 @@ def test_quiet_leaves_notes_out_but_no_result(tmp_path: Path) -> None:
 
 def told(*arguments: str) -> str:
     """Standard error of a command whose standard error is a terminal and whose standard output is a pipe."""
-    code = "from msplit import __main__; from msplit.cli import progress; progress.Bar.__init__.__defaults__ = (0.0,); __main__.entry()"
+    code = "from msplit import __main__; from msplit.cli import output; output.Bar.__init__.__defaults__ = (0.0,); __main__.entry()"
     text, output = on_terminal([sys.executable, "-c", code, *arguments], os.environ, subprocess.PIPE)
     assert b"\x1b" not in output
     return text

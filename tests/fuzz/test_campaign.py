@@ -229,7 +229,7 @@ def test_what_must_not_happen_is_noticed(
     what: object, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import_all()  # with the loader as it is, whichever test comes first in this process
-    monkeypatch.setattr("msplit.api.load", what)
+    monkeypatch.setattr("msplit.assignment.model.load", what)
     monkeypatch.setattr("tests.fuzz.case.SECONDS", 0.1)
     assert told in run(Case("x", b"\n\x0f\n\x01a\x12\x04NoOp"), tmp_path / "case").problem
 

@@ -16,6 +16,7 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.onnxruntime import OnnxRuntime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.report import benchmark
+from msplit.report.document import plain
 from msplit.report.render import to_markdown
 from msplit.run.compilation import distinct
 from msplit.run.setup import AblationStep
@@ -79,7 +80,7 @@ def test_text_and_json_say_which_row_stands_for_what(built) -> None:
     text = to_markdown(benchmark.document(flat, found))
     assert "The row 'msplit, 6 streams, CUDA graph' is what runs for 8 streams and for 16 streams." in text
     assert "16 streams, CUDA graph" not in text
-    told = json.loads(json.dumps(benchmark.payload(flat, found)))
+    told = json.loads(json.dumps(plain(benchmark.payload(flat, found))))
     assert [one["asked"] for one in told["result"]["variants"]] == [
         [],
         ["8 streams", "16 streams"],

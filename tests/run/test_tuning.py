@@ -22,6 +22,7 @@ from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError, MsplitError, WriteError
 from msplit.inputs.make import make_inputs
 from msplit.report import assignment, bench_sections, benchmark
+from msplit.report.document import plain
 from msplit.report.render import to_markdown
 from msplit.run.tuning import TuneSettings, confirmed, tune, write
 from msplit.schedule import planfile
@@ -187,7 +188,7 @@ def test_a_bench_that_finds_the_plan_slower_keeps_one_stream() -> None:
     assert "Candidates" in text
     assert "Tuning took" in text
     assert "Written: x." in text
-    assert json.dumps(benchmark.payload(flat, found))
+    assert json.dumps(plain(benchmark.payload(flat, found)))
     from msplit.core.statistics import Ratio
 
     slow = Ratio("msplit, 1 stream, CUDA graph", "device", 0.97, 0.96, 0.98, 0.98, 9)

@@ -130,7 +130,7 @@ def test_what_is_asked_wrong(folder: Path, tmp_path: Path) -> None:
 def test_a_full_disk_ends_it_and_the_last_checkpoint_stays(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, count = checkpoint.save, 0
+    real, count = checkpoint.save_bundle, 0
 
     def full(prefix: Path, values: Any) -> None:
         nonlocal count
@@ -139,7 +139,7 @@ def test_a_full_disk_ends_it_and_the_last_checkpoint_stays(
             raise OSError(28, "No space left on device")
         real(prefix, values)
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(checkpoint, "save_bundle", full)
     done = msplit(*command(folder, "--save", tmp_path / "kept", "--save", "every=2"))
     assert done.code == 2
     assert "model-6: the disk is full" in done.err

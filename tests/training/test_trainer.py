@@ -243,7 +243,7 @@ def test_a_kill_between_any_two_operations_leaves_a_whole_checkpoint(
 ) -> None:
     """Every call that changes the folder is the last one once."""
     trainer.save(tmp_path / "model", keep=2)
-    calls = [(atomic.os, "replace"), (atomic.os, "fsync"), (checkpoint, "save"), (Path, "unlink")]
+    calls = [(atomic.os, "replace"), (atomic.os, "fsync"), (checkpoint, "save_bundle"), (Path, "unlink")]
     for fatal in range(200):
         whole = {trainer.steps: trainer.variables}
         trainer.step(batches(1)[0])
@@ -294,7 +294,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
         raise OSError(errno.ENOSPC if "space" in said else errno.EFBIG, said)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "save", full)
+        patched.setattr(checkpoint, "save_bundle", full)
         with pytest.raises(
             WriteError, match="the disk is full" if "space" in said else "larger than the system allows"
         ):

@@ -366,5 +366,6 @@ def _main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     # By its own name, so that what comes through the pipe is of the classes that are here.
+    from msplit.serving.loadtest import generator
 
-    _main(sys.argv[1:])
+    generator._main(sys.argv[1:])

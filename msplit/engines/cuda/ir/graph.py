@@ -1,9 +1,8 @@
 """A model on its way to the GPU: ops with their constants, which the frontend makes and every pass changes in place.
 
-GPUs that the ops of a split graph run on.
-
-It follows from the graph: inputs of the model are on the first GPU, a copy says where it goes, and everything else runs where what it
-reads, or what reads it, is. So no pass has to keep it, as long as none puts together what lies apart.
+The GPU of each op of a split graph follows from the graph (`gpus_of`): inputs of the model are on the first one, a copy says where it goes,
+and everything else runs where what it reads, or what reads it, is. So no pass has to keep it, as long as none puts together what lies
+apart.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from msplit.core.dag import DisjointSets
@@ -480,24 +478,10 @@ class OpGraph:
 
 
 PEER_COPY = "_PeerCopy"
+"""Op that copies a value from one GPU to another."""
 
 FUSED = "_FusedPointwise"
 """Op of a group of pointwise ops that is one kernel."""
-
-
-@dataclass(frozen=True)
-class Gpus:
-    """Places of everything in a split program. GPUs are numbered as in `places`.
-
-    Attributes:
-        places: The GPUs, the one that takes inputs and gives outputs first.
-        steps: Per step of the program where it runs; a copy where it goes.
-        constants: Where each constant is.
-    """
-
-    places: tuple[torch.device, ...]
-    steps: tuple[int, ...]
-    constants: Mapping[Key, int]
 
 
 def gpus_of(graph: OpGraph) -> dict[int, int]:

@@ -29,11 +29,26 @@ from msplit.core.dag import Dag
 from msplit.core.graph import Ints
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
-from msplit.engines.cuda.ir.graph import PEER_COPY, Gpus, Key, Op
+from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op
 from msplit.errors import EngineError
 
 ALIGNED = 16
 """Bytes: every variable begins at a multiple of it, since kernels of products and pointwise ops read 16 bytes at a time."""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """Places of everything in a split program. GPUs are numbered as in `places`.
+
+    Attributes:
+        places: The GPUs, the one that takes inputs and gives outputs first.
+        steps: Per step of the program where it runs; a copy where it goes.
+        constants: Where each constant is.
+    """
+
+    places: tuple[torch.device, ...]
+    steps: tuple[int, ...]
+    constants: Mapping[Key, int]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,8 @@ Convolutions of the same data with windows of the same kind (siblings) are one p
 `code.convolutions`; depthwise convolutions have kernels of their own, in `channelwise`.
 
 That kernel sums over the channels of one element of the window at a time, 16 of them at the least, of which an image has three. Data with
-few channels, as in the first layer of most models that see, have another one, which sums over several elements at once. What it takes is mostly the way to
-and from the memory.
+few channels, as in the first layer of most models that see, have another one, which sums over several elements at once. What it
+takes is mostly the way to and from the memory.
 """
 
 from __future__ import annotations

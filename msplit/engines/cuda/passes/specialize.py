@@ -31,13 +31,14 @@ from msplit.engines.cuda.ir.functions import (
     evaluate,
     static_slots,
 )
-from msplit.engines.cuda.ir.graph import PEER_COPY, Gpus, Key, Op, OpGraph, apart, gpus_of, mutated
+from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op, OpGraph, apart, gpus_of, mutated
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import (
     BUFFER,
     INTO,
     BufferCoverage,
+    Gpus,
     KernelCall,
     Placed,
     Program,

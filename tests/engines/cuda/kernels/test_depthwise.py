@@ -11,7 +11,7 @@ SCRIPT = """
 import torch
 import torch.nn.functional as F
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels import depthwise
+from msplit.engines.cuda.kernels import channelwise as depthwise
 from msplit.engines.cuda.kernels.tiles import Epilogue, activate
 from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.kernels.tiles import Tiles

@@ -163,7 +163,7 @@ def test_a_gradient_may_lie_in_the_variable(rows):
 # Runs in a process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
 SCRIPT = """
 from tests.engines.cuda.kernels.sparse_cases import check_distinct, check_segments, check_updates
-from msplit.engines.cuda.kernels import sparse_optimizers as kernel
+from msplit.engines.cuda.kernels import optimizers as kernel
 
 kernel._CHUNK, kernel._LARGEST_BLOCK = 4, 4
 check_updates("cpu")

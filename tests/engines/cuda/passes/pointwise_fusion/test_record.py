@@ -85,7 +85,7 @@ class Shelf:
 
 @pytest.fixture
 def shelf(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(records, "Kernel", Loaded)
+    monkeypatch.setattr(records, "LoadedKernel", Loaded)
     return Shelf()
 
 
