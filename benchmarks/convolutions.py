@@ -34,8 +34,8 @@ from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.tuner import CALLS, RotatingWeights, Tuner, copies
 from msplit.engines.cuda.device.device import Device, precision
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.ir.functions import as_tuple, call
 from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.program import KernelCall
 from msplit.engines.cuda.kernels.tiles import Tiles

@@ -43,7 +43,7 @@ from msplit.engines.cuda.runtime.executables import Compiled, executable_for, pl
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
 from msplit.report import document
-from msplit.report.profile import estimated
+from msplit.report.commands import estimated
 from msplit.run.profile import profile
 from msplit.run.request import RunRequest
 from msplit.schedule.choose import REFINING, best, choose

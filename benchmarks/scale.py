@@ -133,7 +133,7 @@ def steps(kind: str, what: str, model: Path) -> dict[str, Any]:
     out = model.with_suffix(".out.pb")
     if what == "check":
         flat = step("load", lambda: api.load(out))
-        step("check", lambda: checks.check(flat, checks.Settings(streams=4)))
+        step("check", lambda: checks.check(flat, checks.CheckSettings(streams=4)))
         return found
     flat = step("load", lambda: api.load(model))
     found["nodes"] = len(flat)

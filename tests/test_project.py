@@ -390,3 +390,21 @@ def test_without_a_python_that_will_do_there_is_one_clear_message(script: str, t
     assert "fix:" in done.stderr
     assert "shim:" not in done.stderr
     assert not (tmp_path / "venv").exists()
+
+
+def test_kernels_that_are_named_are_there() -> None:
+    """They are imported by name when they are compiled, which takes Triton: nothing else would notice before a GPU does."""
+    kernels = ROOT / "msplit" / "engines" / "cuda" / "kernels"
+    named = [
+        (path.name, call.args[0].value, call.args[1].value)
+        for path in kernels.glob("*.py")
+        for call in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == "Code"
+        and len(call.args) == 2
+    ]
+    assert len(named) > 15
+    for user, module, name in named:
+        body = ast.parse((kernels / "code" / f"{module}.py").read_text("utf-8")).body
+        assert any(isinstance(node, ast.FunctionDef) and node.name == name for node in body), (user, module, name)

@@ -228,7 +228,7 @@ def bisect_command(
     measured. This executes the model.
     """
     from msplit.benchmark import bisect
-    from msplit.report import bisect as report
+    from msplit.report import commands as report
     from msplit.run.request import RunRequest
     from msplit.verify.results import Settings
 
@@ -240,5 +240,5 @@ def bisect_command(
     )
     with telling() as tell:
         found = bisect.bisect(flat, request, progress=tell)
-    options.show(style, "bisect", report.document(flat, found), lambda: report.payload(flat, found))
+    options.show(style, "bisect", report.bisect_document(flat, found), lambda: report.bisect_payload(flat, found))
     return int(found.culprit is not None or found.drift is not None)

@@ -114,7 +114,7 @@ def profile_command(
         raise click.UsageError("-o/--output is missing: where to write the profile.")
     from msplit import api, formats
     from msplit.cost import profile as profile_file
-    from msplit.report import profile as report
+    from msplit.report import commands as report
     from msplit.run.profile import profile
     from msplit.run.request import RunRequest
 
@@ -129,6 +129,6 @@ def profile_command(
     options.show(
         style,
         "profile",
-        report.document(flat, found, static, notes=written),
-        lambda: report.payload(flat, found, static, notes=written),
+        report.profile_document(flat, found, static, notes=written),
+        lambda: report.profile_payload(flat, found, static, notes=written),
     )

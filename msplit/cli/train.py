@@ -175,7 +175,7 @@ def command(
     This executes the model, and the function of --data.
     """
     from msplit.errors import RankLost
-    from msplit.report import train as report
+    from msplit.report import commands as report
     from msplit.run.request import refuse_exclusions
     from msplit.training import hosts
     from msplit.training.loop import train
@@ -204,7 +204,7 @@ def command(
             return 2
         raise
     if world.rank == 0:
-        options.show(style, "train", report.document(told), lambda: report.payload(told))
+        options.show(style, "train", report.train_document(told), lambda: report.train_payload(told))
     return 1 if found.stopped and not found.interrupted else 0
 
 

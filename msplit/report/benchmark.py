@@ -12,7 +12,7 @@ from msplit.benchmark.results import Bench
 from msplit.core.arguments import Precision
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.examples import Hits
-from msplit.report import bench_sections, placement
+from msplit.report import bench_sections
 from msplit.report.document import Document, Table, count, gain, heading, micros, percent, picked, plural, size
 from msplit.verify.compare import OutputComparison
 from msplit.verify.results import BenchResult, VariantResult
@@ -41,7 +41,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         _lookups(found.lookups) if found.lookups else None,
         bench_sections.bounds_table(found.limits, result.variants) if found.limits is not None else None,
         bench_sections.tuning_table(found.tuned) if found.tuned is not None else None,
-        *placement.tables(found.placements),
+        *bench_sections.placement_tables(found.placements),
     ]
     skipped = [f"{variant.label}: skipped: {variant.skipped}" for variant in result.variants if variant.skipped]
     return Document(
@@ -57,7 +57,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
             *advice(loads, result.variants),
             *(bench_sections.notes(found.tuned) if found.tuned is not None else ()),
             *(bench_sections.mixed_notes(found.mixed) if found.mixed is not None else ()),
-            *placement.notes(found.placements),
+            *bench_sections.placement_notes(found.placements),
             *written,
         ],
     )
@@ -234,7 +234,7 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         **({"layers": bench_sections.layers_payload(found)} if found.layers else {}),
         "busy": bench_sections.utilization_payload(measured_busy(found.result.variants, found.limits)),
         "bounds": None if found.limits is None else bench_sections.bounds_payload(found.limits, found.result.variants),
-        **({"placement": placement.payload(found.placements)} if found.placements else {}),
+        **({"placement": bench_sections.placement_payload(found.placements)} if found.placements else {}),
         **({} if found.tuned is None else {"tuned": bench_sections.tuning_payload(found.tuned)}),
         **({} if found.mixed is None else {"mixed_precision": bench_sections.mixed_payload(flat, found.mixed)}),
         **({"written": written} if written or found.tuned is not None else {}),

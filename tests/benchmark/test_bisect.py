@@ -11,7 +11,7 @@ from msplit.cli.main import run
 from msplit.engines.cuda.ir import lowering as registry
 from msplit.flatten.build import flatten
 from msplit.formats import read
-from msplit.report import bisect as report
+from msplit.report import commands as report
 from msplit.report import document as jsonio
 from msplit.run.request import RunRequest
 from tests.engines.cuda.cases import SAMPLES, graph_of
@@ -40,7 +40,7 @@ def tower(tf, v1):
 
 
 def text(flat, found):
-    document = report.document(flat, found)
+    document = report.bisect_document(flat, found)
     return "\n".join([*(f"{name}: {value}" for name, value in document.facts), *document.notes])
 
 
@@ -88,7 +88,7 @@ def test_a_node_that_only_hands_an_error_on_is_not_blamed(monkeypatch):
     assert found.culprit is None
     assert found.drift is not None
     assert found.drift.alone.passed
-    validate("bisect", json.loads(jsonio.dumps("bisect", report.payload(flat, found))))
+    validate("bisect", json.loads(jsonio.dumps("bisect", report.bisect_payload(flat, found))))
 
 
 def test_a_kernel_of_a_group_is_found_though_every_plain_node_agrees(monkeypatch):
@@ -98,7 +98,7 @@ def test_a_kernel_of_a_group_is_found_though_every_plain_node_agrees(monkeypatch
     assert (found.differing, found.kernels) == (0, "fused")
     assert len(found.culprit.group) > 1
     assert found.culprit.node in found.culprit.group
-    validate("bisect", json.loads(jsonio.dumps("bisect", report.payload(flat, found))))
+    validate("bisect", json.loads(jsonio.dumps("bisect", report.bisect_payload(flat, found))))
     said = text(flat, found)
     assert "in one kernel (fused)" in said
     assert "Every node by itself agrees; with fused kernels the group of" in said
@@ -110,7 +110,7 @@ def test_a_batched_branch_is_found_though_every_plain_node_agrees(monkeypatch):
     found = bisect(flat, RunRequest.of(batch=3))
     assert (found.differing, found.kernels) == (0, "grouped")
     assert len(found.culprit.group) > 1
-    validate("bisect", json.loads(jsonio.dumps("bisect", report.payload(flat, found))))
+    validate("bisect", json.loads(jsonio.dumps("bisect", report.bisect_payload(flat, found))))
 
 
 def test_a_rewrite_is_found(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from msplit.benchmark.bisect import AMBIGUOUS, FLOWS, IN_LOOPS, REFERENCES, bisect, fetchable
-from msplit.report import bisect as report
+from msplit.report import commands as report
 from msplit.report import document
 from msplit.run.request import RunRequest
 from tests import training_graphs
@@ -26,7 +26,7 @@ def test_a_wrong_gradient_is_named(monkeypatch, resource):
     found = bisect(flat, RunRequest.of(batch=3))
     assert (found.culprit.op, found.kernels, found.culprit.alone.passed) == ("AvgPoolGrad", "plain", False)
     assert all(one.passed for one in found.culprit.inputs)
-    validate("bisect", json.loads(document.dumps("bisect", report.payload(flat, found))))
+    validate("bisect", json.loads(document.dumps("bisect", report.bisect_payload(flat, found))))
 
 
 @pytest.mark.parametrize("optimizer", ["GradientDescent", "Momentum", "Adam", "RMSProp"])
@@ -65,7 +65,7 @@ def test_a_wrong_update_is_named_with_the_variable(monkeypatch, optimizer, op, v
     assert variable in found.culprit.found.name
     assert found.culprit.inputs, "what it reads is told"
     assert all(one.passed for one in found.culprit.inputs)
-    validate("bisect", json.loads(document.dumps("bisect", report.payload(flat, found))))
+    validate("bisect", json.loads(document.dumps("bisect", report.bisect_payload(flat, found))))
 
 
 def test_an_update_that_only_goes_wrong_with_larger_kernels_is_named(monkeypatch):

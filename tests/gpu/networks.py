@@ -298,7 +298,7 @@ def run_op(case: dict[str, Any], device: str) -> str:
 
     from msplit.engines.cuda.device.device import precision
     from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
-    from msplit.engines.cuda.ir.functions import as_tuple
+    from msplit.engines.cuda.ir.interpret import as_tuple
     from msplit.engines.cuda.ir.lowering import table
     from msplit.engines.cuda.ir.node import Node
     from tests.engines.cuda.ops import harness

@@ -11,8 +11,8 @@ import torch
 from msplit.core.arguments import Precision
 from msplit.engines.cuda.autotune.tuner import differ
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.ir.functions import as_tuple, call
 from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES, names
 from msplit.engines.cuda.ops.fused import KERNEL

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.device.device import precision
-from msplit.engines.cuda.ir.functions import as_tuple
+from msplit.engines.cuda.ir.interpret import as_tuple
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
 

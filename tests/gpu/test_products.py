@@ -13,8 +13,8 @@ from msplit.engines.cuda.autotune import matmul
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.ir.functions import as_tuple, call
 from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.options import Torture
 from tests.engines.cuda.cases import flat_of, job, run, scattered

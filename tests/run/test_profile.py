@@ -16,8 +16,8 @@ from msplit.cost import profile as profile_file
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.search.measurement import SimulatedRunner
 from msplit.errors import EngineError
+from msplit.report import commands as report
 from msplit.report import document
-from msplit.report import profile as report
 from msplit.report.render import to_markdown
 from msplit.run.profile import compared, profile
 from msplit.run.request import RunRequest
@@ -68,10 +68,10 @@ def test_other_models_are_profiled(name):
 def test_the_report_names_the_costliest_kinds(path):
     flat, found = api.load(MMOE), profile_file.load(path)
     _, static = api.price(flat, shapes=found.shapes)
-    text = to_markdown(report.document(flat, found, static, notes=["said"]))
+    text = to_markdown(report.profile_document(flat, found, static, notes=["said"]))
     assert "| _FusedMatMul | 4×64, 64×64, … | 4 |" in text
     assert "there is no GPU" in text
-    validate("profile_command", json.loads(document.dumps("profile", report.payload(flat, found, static))))
+    validate("profile_command", json.loads(document.dumps("profile", report.profile_payload(flat, found, static))))
     estimates = report.estimated(found, flat, static)
     assert (estimates > 0).all()
 

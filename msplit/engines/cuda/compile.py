@@ -27,7 +27,7 @@ from msplit.engines.cuda.frontend.partition import divide, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
-from msplit.engines.cuda.kernels.store import kept, kernel_folder
+from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards

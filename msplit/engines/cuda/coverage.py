@@ -24,7 +24,7 @@ from msplit.engines.cuda.frontend.partition import (
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, reachable
 from msplit.engines.cuda.ir.lowering import listed
-from msplit.engines.cuda.kernels.store import c_compiler, kernel_folder, refused_folders
+from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph

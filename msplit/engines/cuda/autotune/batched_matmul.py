@@ -21,8 +21,8 @@ from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, extent, to_tf32
 from msplit.engines.cuda.kernels import matmul as kernel
 from msplit.engines.cuda.kernels.matmul import Gemm, Layer
-from msplit.engines.cuda.kernels.store import can_compile
 from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, Tile, activate
+from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.files import JsonValue
 from msplit.opset.traits import EPILOGUE_STEPS
 

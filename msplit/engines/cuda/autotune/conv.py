@@ -18,8 +18,8 @@ from msplit.engines.cuda.autotune.tuner import Call, Family, RotatingWeights, Tu
 from msplit.engines.cuda.ir.graph import Op, attrs_key
 from msplit.engines.cuda.ir.windows import ROUNDED, TILES
 from msplit.engines.cuda.kernels import channelwise, conv
-from msplit.engines.cuda.kernels.store import can_compile
 from msplit.engines.cuda.kernels.tiles import Tiles
+from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.files import JsonValue
 
 _ANY = (1, 2, 4, 8)

@@ -24,8 +24,9 @@ from msplit.engines.base import FIRST_SCALE, GOOD_STEPS, LOSS_SCALE, STEPS
 from msplit.engines.cuda.frontend import partition
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.frontend.variables import Variables, effects_of, keep_overwritten
-from msplit.engines.cuda.ir.functions import FUNCTIONAL, evaluate, plain, reachable
+from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain, reachable
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn, mutated
+from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS, ROW_OPTIMIZERS
 from msplit.engines.cuda.ops.shape import hands_on
 from msplit.engines.cuda.ops.variables import TOGETHER

@@ -9,8 +9,9 @@ from enum import IntEnum
 from typing import Any
 
 from msplit.core.graph import FunctionRef
-from msplit.engines.cuda.ir.functions import FUNCTIONAL, static_slots
+from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
+from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.ir.lowering import table
 from msplit.opset import schema
 

@@ -40,7 +40,7 @@ from msplit.engines.cuda.kernels.tiles import (
 CONVERTED = (torch.float32, torch.uint8)
 """Types that data may have beside the filter's: they are converted as they are loaded."""
 
-_CONVOLVE_FEW = Code("few_channels", "convolve_few_channels", specialized=False)
+_CONVOLVE_FEW = Code("convolutions", "convolve_few_channels", specialized=False)
 
 MANY = 16
 """Channels from which on `conv` has the better kernel."""

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from msplit.engines.cuda.kernels.store import PARAMETERS, POINTER, Binary, Store, can_compile
+from msplit.engines.cuda.kernels.store import PARAMETERS, POINTER, Binary, Store
+from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.errors import EngineError
 
 MOST_WORKERS = 16

@@ -200,7 +200,7 @@ def _nothing(device: Device) -> tuple[Tensor, Tensor]:
     return torch.empty(4, device=device.place), torch.empty(4, dtype=torch.int32, device=device.place)
 
 
-_ATTENTION = Code("attention", "attention")
+_ATTENTION = Code("products", "attention")
 
 WIDEST = 128
 """Numbers of a query, and of a value, that fit the registers of a block."""

@@ -160,7 +160,7 @@ def mlp(data: Tensor, layers: Layers, tiles: Tiles, result: torch.dtype | None =
     return work.out
 
 
-_CODE = Code("classifier", "classify")
+_CODE = Code("mlp", "classify")
 
 MOST_CLASSES = 1 << 15
 """Results of a softmax: one block has all of a row."""

@@ -139,8 +139,8 @@ def on_device(rows: Sequence[Sequence[int]], place: torch.device) -> Tensor:
     return table
 
 
-_UPDATE_ROWS, _DISTINCT = Code("sparse_optimizers", "update_rows"), Code("sparse_optimizers", "distinct")
-_GRADIENT = Code("sparse_optimizers", "segment_gradient")
+_UPDATE_ROWS, _DISTINCT = Code("optimizers", "update_rows"), Code("optimizers", "distinct")
+_GRADIENT = Code("optimizers", "segment_gradient")
 
 ROW_OPTIONS = {on_values(op): ("", False) for op in sorted(ops_with("adds rows"))} | {
     f"SparseApply{row.name}": row.flag for row in ROWS if row.kernel and row.sparse

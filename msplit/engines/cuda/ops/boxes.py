@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.lowering import integer, lowering
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ops.shape import integer
 
 Similarity = Callable[[Tensor], Tensor]
 """From the places of boxes, one of each row, to how much each box of the row overlaps it."""

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
-from msplit.engines.cuda.ir.lowering import integer, lowering
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.optimizers import convert
+from msplit.engines.cuda.ops.shape import integer
 
 # Integer that holds the bits of a float, and how many of its bits are mantissa.
 _CARRIER = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16}

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
-from msplit.engines.cuda.ir.lowering import integers, lowering
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
     NO_PROLOGUE,
@@ -45,6 +45,7 @@ from msplit.engines.cuda.kernels import channelwise as of_channels
 from msplit.engines.cuda.kernels import conv
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, NO_EPILOGUE, NUMBERS, Epilogue, activate
+from msplit.engines.cuda.ops.shape import integers
 
 # Where padding differs between the ends of an axis: how much more work than needed is better than a kernel that pads.
 # A 14 by 14 result made 15 by 15 passes, a 7 by 7 one does not.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.graph import RESULT
-from msplit.engines.cuda.ir.lowering import integer, lowering
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.embedding_launch import fill
 from msplit.engines.cuda.kernels.embedding_tables import LOWEST, Columns, Segment, Term
@@ -24,6 +24,7 @@ from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.optimizers import segment_gradient, spreads
 from msplit.engines.cuda.ops.gather import or_zeros, take
 from msplit.engines.cuda.ops.reduce import vector
+from msplit.engines.cuda.ops.shape import integer
 from msplit.opset.traits import SPARSE_SEGMENTS
 
 

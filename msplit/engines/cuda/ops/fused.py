@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.ir.dtypes import torch_dtype, wider_type
 from msplit.engines.cuda.ir.graph import RESULT
-from msplit.engines.cuda.ir.lowering import lowering, own_attribute
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
     CAST_FROM,
@@ -51,6 +51,7 @@ from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_
 from msplit.engines.cuda.ops.gather import or_zeros
 from msplit.engines.cuda.ops.linalg import product_in_tiles
 from msplit.engines.cuda.ops.nn import EPSILON, normalize
+from msplit.engines.cuda.ops.shape import own_attribute
 from msplit.opset.traits import EPILOGUE_STEPS
 
 MLP, SQUEEZE, CLASSIFIER = "_MLP", "_SqueezeDepthwiseConv2dNative", "_Classifier"

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import in_signed
-from msplit.engines.cuda.ir.lowering import axis_within, integer, integers, lowering, without_nan
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels import copy as kernel
 from msplit.engines.cuda.kernels.launch import can_launch
+from msplit.engines.cuda.ops.shape import axis_within, integer, integers, without_nan
 
 
 @lowering("GatherV2", static=(2,))

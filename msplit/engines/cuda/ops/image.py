@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.ir.lowering import integers, lowering
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import spatial, windows
 from msplit.engines.cuda.ops.cast import divided
+from msplit.engines.cuda.ops.shape import integers
 
 # TensorFlow reads the weights of bicubic resizing from a table with this many steps between two pixels.
 _CUBIC_STEPS = 1024

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.ir.dtypes import SIGNED, dtype_name, torch_dtype, wider_type
-from msplit.engines.cuda.ir.lowering import integer, integers, lowering
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import for_products
+from msplit.engines.cuda.ops.shape import integer, integers
 
 
 @lowering("Cholesky")

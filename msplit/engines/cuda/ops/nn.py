@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import wider_type
-from msplit.engines.cuda.ir.lowering import integers, lowering
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
     Window,
@@ -33,6 +33,7 @@ from msplit.engines.cuda.ir.windows import (
 from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, activate
 from msplit.engines.cuda.ops.conv import convolution_windows, pool_windows, spatial_sizes
 from msplit.engines.cuda.ops.image import cubic_weights, linear_weights, nearest_pixels
+from msplit.engines.cuda.ops.shape import integers
 
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946

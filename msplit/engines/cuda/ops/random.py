@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.ir.lowering import integer, integers, lowering
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ops.shape import integer, integers
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

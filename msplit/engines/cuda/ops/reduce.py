@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import torch_dtype, wider_type
-from msplit.engines.cuda.ir.lowering import axis_within, integer, integers, lowering, reduced_axes
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.optimizers import distinct, finds
+from msplit.engines.cuda.ops.shape import axis_within, integer, integers, reduced_axes
 
 
 @lowering("Sum", static=(1,))

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import as_words, dtype_name, in_signed
-from msplit.engines.cuda.ir.lowering import integer, lowering, without_nan
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.optimizers import rows_fit, update_rows
 from msplit.engines.cuda.ops.array import replace_slice
 from msplit.engines.cuda.ops.gather import linear_index
 from msplit.engines.cuda.ops.reduce import unique_padded
+from msplit.engines.cuda.ops.shape import integer, without_nan
 
 KEEPS_SHAPE = "a variable keeps its shape"
 """Message where one does not."""

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.lowering import integers, lowering
+from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ops.shape import integers
 
 
 @lowering("XlaDynamicSlice", static=(2,))

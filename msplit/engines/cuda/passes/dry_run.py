@@ -20,8 +20,8 @@ from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.list_values import TooMany
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.ir.functions import depends_on_values
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
+from msplit.engines.cuda.ir.interpret import depends_on_values
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.passes.pipeline import Context, run_dry

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from msplit.engines.cuda.autotune.tuner import Call, Family, RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
-from msplit.engines.cuda.ir.functions import as_tuple, call
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 
 C = TypeVar("C")

@@ -22,16 +22,9 @@ from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
-from msplit.engines.cuda.ir.functions import (
-    Bodies,
-    LoweringCall,
-    as_tuple,
-    call,
-    depends_on_values,
-    evaluate,
-    static_slots,
-)
+from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op, OpGraph, apart, gpus_of, mutated
+from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, depends_on_values, evaluate, static_slots
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import (

@@ -26,8 +26,8 @@ from msplit.engines.cuda.autotune.timer import Call, CpuTimer, CudaTimer, Timer
 from msplit.engines.cuda.autotune.tuner import MOST_SIDE_BY_SIDE
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name
-from msplit.engines.cuda.ir.functions import walk
 from msplit.engines.cuda.ir.graph import attrs_key
+from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.errors import EngineError
 from msplit.progress import Progress, silent

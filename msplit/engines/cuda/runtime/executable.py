@@ -19,7 +19,7 @@ from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import Device, precision
 from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
-from msplit.engines.cuda.ir.functions import run_step
+from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program, StateMemory
 from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import EngineOptions, Torture

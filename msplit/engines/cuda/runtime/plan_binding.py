@@ -20,8 +20,8 @@ import torch
 from msplit.core.dag import DisjointSets
 from msplit.core.graph import Ints
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.ir.functions import run_step
 from msplit.engines.cuda.ir.graph import FUSED, PEER_COPY, Key, Op
+from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
 from msplit.engines.cuda.runtime.stream_program import StreamProgram

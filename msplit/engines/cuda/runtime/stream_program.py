@@ -23,8 +23,8 @@ from typing import Protocol
 import torch
 
 from msplit.engines.base import Span, Timeline
-from msplit.engines.cuda.ir.functions import run_step
 from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
 from msplit.schedule.plan import Plan
 

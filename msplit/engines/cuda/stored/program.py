@@ -19,8 +19,8 @@ from msplit.core.dag import Dag
 from msplit.engines.base import STEPS, Arrays
 from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, torch_dtype
-from msplit.engines.cuda.ir.functions import LoweringCall
 from msplit.engines.cuda.ir.graph import FUSED, Key, Op, OpGraph
+from msplit.engines.cuda.ir.interpret import LoweringCall
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ir.program import KernelCall, Program

@@ -23,7 +23,7 @@ from msplit.engines.cuda.autotune.tuner import SECONDS, Choices, Family, Tuner, 
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.kernels import store
+from msplit.engines.cuda.kernels import store, toolchain
 from msplit.engines.cuda.kernels.tiles import Tile, Tiles
 from msplit.engines.cuda.passes.convolution import concat_into
 from msplit.errors import MsplitError
@@ -193,13 +193,13 @@ def test_the_file_is_of_one_gpu_one_driver_one_set_of_versions_and_one_code(monk
     seen.add(str(store.made_for(device)))
     monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 13010, raising=False)
     seen.add(str(store.made_for(device)))
-    monkeypatch.setattr(store, "can_compile", lambda: False)
+    monkeypatch.setattr(toolchain, "can_compile", lambda: False)
     seen.add(str(store.made_for(device)))
     monkeypatch.setattr(store, "_ENGINE", tmp_path)
     store.code_of_engine.cache_clear()
     seen.add(str(store.made_for(device)))
     store.code_of_engine.cache_clear()
-    assert len(seen) == 6 - (store.triton_version() == "" and torch.version.cuda is None)
+    assert len(seen) == 6 - (toolchain.triton_version() == "" and torch.version.cuda is None)
 
 
 sizes = st.integers(1, 1 << 16)

@@ -16,8 +16,8 @@ from msplit.engines.cuda.autotune.tuner import CALLS, LANES, SECONDS, RotatingWe
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.ir.functions import as_tuple, call
 from msplit.engines.cuda.ir.graph import Op, OpGraph
+from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.windows import ROUNDED, to_tf32
 from msplit.engines.cuda.passes import pipeline, specialize

@@ -7,7 +7,7 @@ import torch
 from msplit.engines.cuda.device.device import telling_out_of_memory
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.frontend.importer import build
-from msplit.engines.cuda.ir import functions
+from msplit.engines.cuda.ir import interpret
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.lowering import Lowering
 from msplit.errors import EngineError, OutOfMemory
@@ -58,7 +58,7 @@ def test_variables_are_read_from_the_checkpoint_without_a_step():
 
 
 def test_a_constant_expression_that_would_grow_too_large_is_left_to_the_run(monkeypatch):
-    monkeypatch.setattr(functions, "LARGEST_FOLDED", 1000)
+    monkeypatch.setattr(interpret, "LARGEST_FOLDED", 1000)
 
     def graph(tf, v1):
         x = v1.placeholder(tf.float32, [None], name="x")
@@ -99,7 +99,7 @@ def test_too_little_memory_is_told_as_such():
 
     wanted = r"node big: Neg: CUDA out of memory. Tried to allocate 2.30 GiB.\n  fix: use a smaller --batch or fewer --streams"
     with pytest.raises(EngineError, match=wanted):
-        functions.call(Lowering("Neg", fails), Op(0, "big", "Neg", {}, []), [])
+        interpret.call(Lowering("Neg", fails), Op(0, "big", "Neg", {}, []), [])
 
 
 def test_so_is_too_little_memory_for_inputs_and_constants():

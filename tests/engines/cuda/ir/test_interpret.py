@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from msplit.engines.cuda.ir.functions import LoweringCall
 from msplit.engines.cuda.ir.graph import Op, OpGraph
+from msplit.engines.cuda.ir.interpret import LoweringCall
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes.specialize import Tracer
 

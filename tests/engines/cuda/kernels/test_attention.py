@@ -49,7 +49,9 @@ def test_attention(rows, columns, inner, depth, masked):
         bias[..., : columns - 5] = -torch.inf
     wanted = expected(query, key, value, bias, masked == "causal")
     for name in found.names(rows):
-        result = found.attention(query, key, value, bias, found.TILES[name], scale=0.3, causal=masked == "causal")
+        result = found.attention(
+            query, key, value, bias, found.ATTENTION_TILES[name], scale=0.3, causal=masked == "causal"
+        )
         assert result.transpose(1, 2).is_contiguous()
         torch.testing.assert_close(result.double(), wanted, rtol=1e-5, atol=1e-5)
 
@@ -59,9 +61,11 @@ def test_a_result_for_products_is_rounded_where_it_is_stored():
     query, key, value = (to_tf32(normal(2, 2, 40, 16)) for _ in range(3))
     for name in found.names(40):
         how = {"scale": 0.3, "tf32": True}
-        plain = found.attention(query, key, value, None, found.TILES[name], **how)
+        plain = found.attention(query, key, value, None, found.ATTENTION_TILES[name], **how)
         for rounded in (False, True):  # to round once more what is rounded changes nothing
-            made = found.attention(query, key, value, None, found.TILES[name], **how, rounded=rounded, rounds=True)
+            made = found.attention(
+                query, key, value, None, found.ATTENTION_TILES[name], **how, rounded=rounded, rounds=True
+            )
             torch.testing.assert_close(made, to_tf32(plain), rtol=0, atol=0)
 
 
@@ -70,7 +74,7 @@ def test_a_row_in_which_nothing_counts():
     found = kernel()
     query, key, value = (normal(1, 2, 20, 16) for _ in range(3))
     bias = torch.full((1, 1, 1, 20), -(2.0**100), device=DEVICE)
-    result = found.attention(query, key, value, bias, next(iter(found.TILES.values())), scale=1.0)
+    result = found.attention(query, key, value, bias, next(iter(found.ATTENTION_TILES.values())), scale=1.0)
     torch.testing.assert_close(result, value.mean(2, keepdim=True).expand_as(value), rtol=1e-5, atol=1e-5)
 
 
@@ -83,11 +87,11 @@ def test_half_precision(dtype):
     bias = normal(2, 1, 1, 50, dtype=dtype)
     wanted = expected(query, key, value, bias, False)
     for name in found.names(50):
-        result = found.attention(query, key, value, bias, found.TILES[name], scale=0.3)
+        result = found.attention(query, key, value, bias, found.ATTENTION_TILES[name], scale=0.3)
         torch.testing.assert_close(result.double(), wanted, rtol=2e-2, atol=2e-2)
 
 
 def test_work_for_few_queries_is_not_cut_for_many():
     found = kernel()
-    assert all(found.TILES[name].rows == 16 for name in found.names(1))
-    assert {found.TILES[name].rows for name in found.names(128)} == {32, 64, 128}
+    assert all(found.ATTENTION_TILES[name].rows == 16 for name in found.names(1))
+    assert {found.ATTENTION_TILES[name].rows for name in found.names(128)} == {32, 64, 128}

@@ -27,7 +27,7 @@ def kernel():
 
 def products(layer, tile, *, tf32=False, **work):
     found = kernel()
-    return found.products(found.Work(layer, **work), tile, tf32=tf32)
+    return found.products(found.Gemm(layer, **work), tile, tf32=tf32)
 
 
 def expected(x, weights, bias, activation=""):

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.ir.lowering import lies_nchw, table
+from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ops.shape import lies_nchw
 from tests.campaign import examples
 
 from .harness import FLOATS, check, ints, run_lowering, run_tensorflow, values

@@ -12,7 +12,7 @@ from msplit import api
 from msplit.cost.costs import Constants
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.ir.functions import walk
+from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.profiling import kernel_profile
 from msplit.engines.cuda.profiling.kernel_profile import kind_of, measure, resident, share_of

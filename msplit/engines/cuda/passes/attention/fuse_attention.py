@@ -22,8 +22,8 @@ from msplit.engines.cuda.autotune import matmul
 from msplit.engines.cuda.autotune.batched_matmul import may_round, times_of
 from msplit.engines.cuda.autotune.tuner import CALLS, Call, Family, Tuner, differ
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_torch, torch_dtype
-from msplit.engines.cuda.ir.functions import as_tuple, call, static_slots
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key, gpus_of
+from msplit.engines.cuda.ir.interpret import as_tuple, call, static_slots
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.matmul import WIDEST, names

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.functions import as_tuple
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, reached
+from msplit.engines.cuda.ir.interpret import as_tuple
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.passes.pattern import Readers, per_channel

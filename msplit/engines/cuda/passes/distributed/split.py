@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.engines.cuda.ir.functions import static_slots
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op, OpGraph, gpus_of
+from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.errors import EngineError
 
 UNKNOWN = -1

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
-from msplit.engines.cuda.ir.functions import evaluate
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Unproved, known, require
+from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.passes.pattern import takes_rows
 from msplit.errors import EngineError
 from msplit.opset import schema

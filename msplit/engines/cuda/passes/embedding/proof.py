@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
-from msplit.engines.cuda.ir.functions import LARGEST_FOLDED
 from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, known
+from msplit.engines.cuda.ir.interpret import LARGEST_FOLDED
 from msplit.engines.cuda.passes.embedding import intervals
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from msplit.engines.cuda.ir.functions import static_slots
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key, gpus_of
+from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.ops.embedding import IN_ORDER
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch
 from msplit.engines.cuda.passes.horizontal_fusion.weights import grouped_attrs

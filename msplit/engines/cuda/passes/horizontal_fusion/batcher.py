@@ -21,8 +21,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from msplit.engines.cuda.ir.functions import static_slots
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
+from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, Signatures, large, weight_slot
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch, Builder, StackSlot
 from msplit.opset.traits import JOINS, VIEWS

@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch, torch_dtype
-from msplit.engines.cuda.ir.functions import device_inputs
 from msplit.engines.cuda.ir.graph import Key, OpGraph
+from msplit.engines.cuda.ir.interpret import device_inputs
 from msplit.engines.cuda.ir.program import KernelCall
 from msplit.engines.cuda.ir.windows import TO_TF32
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.kernels.store import Store, fixed_assembler, kept
+from msplit.engines.cuda.kernels.store import Store
+from msplit.engines.cuda.kernels.toolchain import fixed_assembler, kept
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import value_types
 from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Outline, contract, outline

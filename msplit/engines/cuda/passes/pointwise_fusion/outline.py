@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.functions import as_tuple, device_inputs, static_slots
 from msplit.engines.cuda.ir.graph import FUSED, Key, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.interpret import as_tuple, device_inputs, static_slots
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.windows import ROUNDS, TO_TF32

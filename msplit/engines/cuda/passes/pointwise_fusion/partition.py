@@ -29,8 +29,8 @@ from collections import Counter, deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msplit.engines.cuda.ir.functions import device_inputs, static_slots
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes.pattern import FLOATS, Readers
 from msplit.opset.traits import BATCH_NORMS, VIEWS, ops_with

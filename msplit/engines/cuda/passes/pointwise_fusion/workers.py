@@ -28,7 +28,7 @@ import torch
 
 from msplit.engines.cuda.device.device import Device, product_switches
 from msplit.engines.cuda.kernels.launch import cores
-from msplit.engines.cuda.kernels.store import ASSEMBLER, can_compile, fixed_assembler, keeps, kept
+from msplit.engines.cuda.kernels.toolchain import ASSEMBLER, can_compile, fixed_assembler, keeps, kept
 
 LIMIT = "MSPLIT_COMPILE_PROCESSES"
 """Environment variable: how many processes compile at most, on a CPU too; with ``0`` this one compiles all."""

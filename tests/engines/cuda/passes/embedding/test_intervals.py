@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.ir.functions import evaluate
 from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes.embedding import intervals as ranges
 from tests.campaign import examples

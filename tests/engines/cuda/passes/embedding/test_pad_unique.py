@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
-from msplit.engines.cuda.ir.functions import run_step
 from msplit.engines.cuda.ir.graph import Op, OpGraph
+from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.passes.embedding.fixed_capacity import pad_unique
 from msplit.engines.cuda.passes.pipeline import tidy
 from msplit.engines.cuda.passes.specialize import specialize, trace

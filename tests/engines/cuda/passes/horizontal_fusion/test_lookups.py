@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.ir.functions import call
 from msplit.engines.cuda.ir.graph import Op, OpGraph
+from msplit.engines.cuda.ir.interpret import call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.passes.horizontal_fusion import batch_branches

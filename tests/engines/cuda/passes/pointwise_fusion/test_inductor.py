@@ -15,7 +15,7 @@ import torch
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.ir.windows import TO_TF32, to_tf32
-from msplit.engines.cuda.kernels import store
+from msplit.engines.cuda.kernels import toolchain
 from msplit.engines.cuda.passes.pointwise_fusion import fuse as compiler
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, fuse, layout, longest_chain, observe
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Call
@@ -53,7 +53,7 @@ def test_nan_infinity_and_signed_zeros_come_out_as_from_the_ops_themselves():
     body = Body(tuple(calls), 2, tuple((number, 0) for number in range(len(calls))))
     values = np.array(SPECIAL, np.float32)
     x, y = (torch.from_numpy(part.copy().reshape(-1)) for part in np.meshgrid(values, values))
-    with torch.no_grad(), store.kept():
+    with torch.no_grad(), toolchain.kept():
         run_compiled, _, _ = compiler.compile_group(body, [x, y])
     for made, wanted, made_by in zip(run_compiled(x, y), body(x, y), calls, strict=True):
         torch.testing.assert_close(made, wanted, equal_nan=True, rtol=2e-6, atol=2e-8, msg=made_by.op)
@@ -68,7 +68,7 @@ def test_results_that_are_rounded_to_tf32_come_from_the_same_kernel(shape):
     body = Body((call("Neg", X), call("AddV2", (0, 0), Y), call(TO_TF32, (1, 0))), 2, ((2, 0), (1, 0)))
     x = torch.tensor(np.array(SPECIAL, np.float32)).repeat(16).reshape(shape)
     y = torch.randn(shape[::-1], generator=torch.Generator().manual_seed(0)).permute(*range(len(shape))[::-1])
-    with torch.no_grad(), store.kept():
+    with torch.no_grad(), toolchain.kept():
         run_compiled, count, _ = compiler.compile_group(body, [x, y])
     rounded, plain = run_compiled(x, y)
     assert count == 1
@@ -224,8 +224,8 @@ def test_where_no_folder_can_be_written_one_is_made_and_taken_away(tmp_path, mon
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    assert store.cache_folder() is None
-    with store.kept():
+    assert toolchain.folder() is None
+    with toolchain.kept():
         used = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         assert used.is_dir()
     assert not used.exists()
@@ -234,11 +234,11 @@ def test_where_no_folder_can_be_written_one_is_made_and_taken_away(tmp_path, mon
 
 def test_a_folder_that_the_user_chose_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    with store.kept():
+    with toolchain.kept():
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/var/tmp/torchinductor_somebody")
-    with store.kept():
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(store.cache_folder())
+    with toolchain.kept():
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(toolchain.folder())
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/var/tmp/torchinductor_somebody"
 
 
@@ -255,10 +255,10 @@ def shared(tmp_path):
 def test_a_folder_that_others_may_write_to_is_not_used(shared, monkeypatch, below):
     chosen = shared / "mine" if below else shared
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(chosen))
-    with store.kept():
+    with toolchain.kept():
         assert not Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(shared)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(chosen)
-    (said,) = store.refused_folders()
+    (said,) = toolchain.refused_folders()
     assert str(chosen) in said
     assert f"anybody may write to {shared}" in said
     assert "TORCHINDUCTOR_CACHE_DIR" in said
@@ -266,23 +266,23 @@ def test_a_folder_that_others_may_write_to_is_not_used(shared, monkeypatch, belo
 
 def test_the_default_folder_is_not_used_where_others_may_write_to_it(shared, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
-    assert store.cache_folder() is None
-    with store.kept():
+    assert toolchain.folder() is None
+    with toolchain.kept():
         assert not Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(shared)
     shared.chmod(0o755)
-    assert store.cache_folder() == shared / "msplit" / "kernels"
-    assert store.cache_folder().stat().st_mode & 0o077 == 0
-    assert store.refused_folders() == []
+    assert toolchain.folder() == shared / "msplit" / "kernels"
+    assert toolchain.folder().stat().st_mode & 0o077 == 0
+    assert toolchain.refused_folders() == []
 
 
 def test_triton_gets_a_folder_of_its_own_where_others_may_write_to_its_folder(shared, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(shared))
-    assert any("TRITON_CACHE_DIR" in said for said in store.refused_folders())
-    store.guard_triton()
+    assert any("TRITON_CACHE_DIR" in said for said in toolchain.refused_folders())
+    toolchain.guard_triton()
     used = Path(os.environ["TRITON_CACHE_DIR"])
     assert used != shared
-    assert store.writers(used) is None
-    store.guard_triton()
+    assert toolchain.writers(used) is None
+    toolchain.guard_triton()
     assert os.environ["TRITON_CACHE_DIR"] == str(used)
 
 
@@ -293,19 +293,19 @@ def test_who_else_may_write_to_a_folder(tmp_path, monkeypatch, mode, owner, said
     folder = tmp_path / "kernels"
     folder.mkdir()
     folder.chmod(mode)
-    assert store.writers(tmp_path) is None
+    assert toolchain.writers(tmp_path) is None
     monkeypatch.setattr(files, "_is_own_group", lambda group: False)
     if owner is not None and os.getuid():
-        monkeypatch.setattr(store.os, "getuid", lambda: owner)
+        monkeypatch.setattr(toolchain.os, "getuid", lambda: owner)
     elif owner is not None:
         os.chown(folder, owner, -1)
-    assert said in store.writers(folder)
+    assert said in toolchain.writers(folder)
 
 
 def test_a_link_into_a_shared_folder_is_found_out(shared, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(shared)
-    assert f"anybody may write to {shared}" in store.writers(link / "kernels")
+    assert f"anybody may write to {shared}" in toolchain.writers(link / "kernels")
 
 
 def test_doctor_and_bench_say_that_a_folder_is_not_used(shared, monkeypatch):

@@ -14,8 +14,8 @@ from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import dtype_name
-from msplit.engines.cuda.ir.functions import walk
 from msplit.engines.cuda.ir.graph import RESULT
+from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.cuda.ir.windows import CAST_FROM
 from msplit.engines.cuda.ops.linalg import product
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
