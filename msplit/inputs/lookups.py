@@ -384,8 +384,9 @@ def looked_up(flat: FlatGraph, node: int, slot: int, offset: int) -> InputLookup
     if row.ids == slot and op in _SCATTERS | _BY_COORDINATES:
         sizes = _axes(flat, node, slot)
         held = node if row.table is None else _source(flat, node, row.table)
-        known = sizes and held is not None
-        return InputLookup(flat.graph.names[held], offset, min(sizes), sizes=sizes, op=op) if known else None
+        if held is None or not sizes:
+            return None
+        return InputLookup(flat.graph.names[held], offset, min(sizes), sizes=sizes, op=op)
     if row.ids == slot and row.table is not None:
         size, table = _rows(flat, node, row.table), _source(flat, node, row.table)
         return None if size is None or table is None else InputLookup(flat.graph.names[table], offset, rows=size, op=op)
