@@ -313,39 +313,41 @@ def outside(flat: FlatGraph, node: int, port: int) -> tuple[int, ...]:
     return (-1,) if safe and use.rows is not None else ()
 
 
-def wraps_to_32_bits(flat: FlatGraph, node: int, port: int) -> bool:
-    """Tell whether nothing is done with integers of 64 bits but to move them, and to add to them, before they are cast to int32."""
-    graph, waiting, seen = flat.graph, [(node, port)], {(node, port)}
-    cast = False
+def _read_by(flat: FlatGraph, node: int, port: int, passing: Container[str]) -> list[tuple[int, int]]:
+    """Who reads a tensor at which slot, behind ops that move it and these, which hand on all that they are given. An output counts as
+    a reader that is the node itself."""
+    waiting, seen, found = [(node, port)], {(node, port)}, list[tuple[int, int]]()
     while waiting:
-        for user, slot in graph.uses(*waiting.pop()):
-            op, attrs = graph.ops[user], graph.attrs[user]
-            if op == "Cast" and attrs.get("DstT") == "int32":
-                cast = True
-            elif op in ADD or (op in MOVES and slot == traits(op).values_in):
+        for user, slot in flat.graph.uses(*waiting.pop()):
+            op = flat.graph.ops[user]
+            if op in passing or (op in MOVES and slot == traits(op).values_in):
                 further = {(user, out) for out in ports(flat, user)} - seen
                 seen |= further
                 waiting += further
             else:
-                return False
-    return cast and not any((end.node, end.port) in seen for end in flat.outputs)
+                found.append((user, slot))
+    return found + [(end.node, -1) for end in flat.outputs if (end.node, end.port) in seen]
+
+
+def wraps_to_32_bits(flat: FlatGraph, node: int, port: int) -> bool:
+    """Tell whether nothing is done with integers of 64 bits but to move them, and to add to them, before they are cast to int32."""
+    readers = _read_by(flat, node, port, ADD)
+    graph = flat.graph
+    return bool(readers) and all(
+        graph.ops[user] == "Cast" and graph.attrs[user].get("DstT") == "int32" and slot == 0 for user, slot in readers
+    )
 
 
 def overlap_thresholds(flat: FlatGraph, node: int, port: int) -> tuple[float, ...]:
     """Constant thresholds of how far boxes may overlap, where a tensor is the boxes of a non-maximum suppression."""
-    graph, waiting, seen = flat.graph, [(node, port)], {(node, port)}
     found: dict[float, None] = {}
-    while waiting:
-        for user, slot in graph.uses(*waiting.pop()):
-            op, attrs = graph.ops[user], graph.attrs[user]
-            if op in _SUPPRESS and slot == 0:
-                given = constant(flat, user, 4 if op.startswith("Combined") else 3)
-                least = attrs.get("iou_threshold", 0.5) if op == "NonMaxSuppression" else given
-                found |= {} if least is None else dict.fromkeys(np.ravel(least).astype(float).tolist())
-            elif op in MOVES and slot == traits(op).values_in:
-                further = {(user, out) for out in ports(flat, user)} - seen
-                seen |= further
-                waiting += further
+    for user in [
+        user for user, slot in _read_by(flat, node, port, ()) if flat.graph.ops[user] in _SUPPRESS and not slot
+    ]:
+        inputs = len(flat.graph.inputs(user))
+        given = constant(flat, user, 4 if flat.graph.ops[user].startswith("Combined") else 3) if inputs > 3 else None
+        least = flat.graph.attrs[user].get("iou_threshold", 0.5) if inputs == 3 else given
+        found |= {} if least is None else dict.fromkeys(np.ravel(least).astype(float).tolist())
     return tuple(found)
 
 
