@@ -173,6 +173,8 @@ _RECORDS = PARSERS | ops_with("decodes")
 _TO_TABLE = ops_with("hands on weights")
 _TAKES_LENGTHS = ops_with("takes lengths")
 _BY_COORDINATES = ops_with("gather nd")
+_SCATTERS = ops_with("scatter nd")
+_SUPPRESS = (ops_with("suppresses boxes") - {"NonMaxSuppressionWithOverlaps"}) | {"CombinedNonMaxSuppression"}
 _ROWS_OF_TENSORS = GATHERS - ops_with("reads by handle")
 
 DIVIDES = ops_with("integer division")
@@ -192,6 +194,7 @@ class InputLookup:
         rows: How many rows they index; None for a vocabulary.
         keys: Keys of the vocabulary; None for rows.
         parts: Rows of each part of a table that lies in parts, by "div" or "mod".
+        sizes: Sizes of the axes that coordinates are of, of which `rows` is the least.
         op: Op that looks up.
     """
 
@@ -200,6 +203,7 @@ class InputLookup:
     rows: int | None = None
     keys: Keys | None = None
     parts: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
     op: str = ""
 
     def ends(self) -> list[int]:
@@ -254,7 +258,7 @@ def use_of(flat: FlatGraph, node: int, port: int, *, pruned: bool = True) -> Use
             found = looked_up(flat, user, slot, offset)
             if found is not None:
                 lookups.append(found)
-            elif traits(op).ids == slot:
+            elif traits(op).ids == slot and op not in _SCATTERS:
                 unknown = True
             if traits(op).segments == slot:
                 segments = True
@@ -309,6 +313,44 @@ def outside(flat: FlatGraph, node: int, port: int) -> tuple[int, ...]:
     return (-1,) if safe and use.rows is not None else ()
 
 
+def _read_by(flat: FlatGraph, node: int, port: int, passing: Container[str]) -> list[tuple[int, int]]:
+    """Who reads a tensor at which slot, behind ops that move it and these, which hand on all that they are given. An output counts as
+    a reader that is the node itself."""
+    waiting, seen, found = [(node, port)], {(node, port)}, list[tuple[int, int]]()
+    while waiting:
+        for user, slot in flat.graph.uses(*waiting.pop()):
+            op = flat.graph.ops[user]
+            if op in passing or (op in MOVES and slot == traits(op).values_in):
+                further = {(user, out) for out in ports(flat, user)} - seen
+                seen |= further
+                waiting += further
+            else:
+                found.append((user, slot))
+    return found + [(end.node, -1) for end in flat.outputs if (end.node, end.port) in seen]
+
+
+def wraps_to_32_bits(flat: FlatGraph, node: int, port: int) -> bool:
+    """Tell whether nothing is done with integers of 64 bits but to move them, and to add to them, before they are cast to int32."""
+    readers = _read_by(flat, node, port, ADD)
+    graph = flat.graph
+    return bool(readers) and all(
+        graph.ops[user] == "Cast" and graph.attrs[user].get("DstT") == "int32" and slot == 0 for user, slot in readers
+    )
+
+
+def overlap_thresholds(flat: FlatGraph, node: int, port: int) -> tuple[float, ...]:
+    """Constant thresholds of how far boxes may overlap, where a tensor is the boxes of a non-maximum suppression."""
+    found: dict[float, None] = {}
+    for user in [
+        user for user, slot in _read_by(flat, node, port, ()) if flat.graph.ops[user] in _SUPPRESS and not slot
+    ]:
+        inputs = len(flat.graph.inputs(user))
+        given = constant(flat, user, 4 if flat.graph.ops[user].startswith("Combined") else 3) if inputs > 3 else None
+        least = flat.graph.attrs[user].get("iou_threshold", 0.5) if inputs == 3 else given
+        found |= {} if least is None else dict.fromkeys(np.ravel(least).astype(float).tolist())
+    return tuple(found)
+
+
 def _picks(flat: FlatGraph, gather: int) -> bool:
     """Tell whether a gather takes the rows for which a condition holds."""
     node: int | None = gather
@@ -341,6 +383,12 @@ def looked_up(flat: FlatGraph, node: int, slot: int, offset: int) -> InputLookup
     """The table that a node looks up in what comes in at a slot, where it does and as much is known."""
     op = flat.graph.ops[node]
     row = traits(op)
+    if row.ids == slot and op in _SCATTERS | _BY_COORDINATES:
+        sizes = _axes(flat, node, slot)
+        held = node if row.table is None else _source(flat, node, row.table)
+        if held is None or not sizes:
+            return None
+        return InputLookup(flat.graph.names[held], offset, min(sizes), sizes=sizes, op=op)
     if row.ids == slot and row.table is not None:
         size, table = _rows(flat, node, row.table), _source(flat, node, row.table)
         return None if size is None or table is None else InputLookup(flat.graph.names[table], offset, rows=size, op=op)
@@ -411,12 +459,28 @@ def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
     shape = known_shape(flat, *flat.graph.inputs(gather)[slot])
     if not shape:
         return None
-    if flat.graph.ops[gather] in _BY_COORDINATES:
-        sizes = [size for size in shape if size is not None]
-        return min(sizes) if len(sizes) == len(shape) else None
     axis = constant(flat, gather, 2) if flat.graph.ops[gather] == "GatherV2" else None
     place = int(axis.reshape(-1)[0]) if axis is not None and axis.size == 1 else 0
     return shape[place] if -len(shape) <= place < len(shape) else None
+
+
+def _depth(flat: FlatGraph, node: int, slot: int) -> int | None:
+    """How many axes coordinates are of; None where that is not known."""
+    shape = _inferred(flat)[0].shape(*flat.graph.inputs(node)[slot])
+    if shape is None:
+        return None
+    if flat.graph.ops[node] == "SparseToDense" and len(shape) < 2:  # of a vector, or one number
+        return 1
+    return shape[-1] if shape and shape[-1] else None
+
+
+def _axes(flat: FlatGraph, node: int, slot: int) -> tuple[int, ...]:
+    """Sizes of the axes that coordinates are of; nothing where they are not known."""
+    # What a scatter gives has the shape that it scatters into, unless it is a variable.
+    given = _inferred(flat)[0].shape(node, 0) if flat.graph.ops[node] in _SCATTERS else None
+    sizes = (given or known_shape(flat, *flat.graph.inputs(node)[0]) or ())[: _depth(flat, node, slot)]
+    known = tuple(size for size in sizes if size)
+    return known if len(known) == len(sizes) else ()
 
 
 def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -52,6 +52,9 @@ _ANY = 2.0**70
 _MOST_WHERE_OPEN = 2**30
 """Beyond this, ids that only some limits guard might wrap around on the way to their table."""
 _MOST_STATES, _MOST_MARKS = 512, 64
+
+_MOST_PAIRS = 1 << 12
+"""Pairs of boxes beside each other, whose places no rounding changes."""
 
 _ROWS = 8
 """Kinds of rows in a set of edges."""
@@ -108,11 +111,13 @@ class Fresh:
 
     Attributes:
         refused: Names of kinds on which the model does not run, and why: who verifies adds them.
+        usual: Names of kinds -> names of inputs that keep usual values there, and why the model does not run on special ones of these.
     """
 
     make: Callable[[int, InputKind], Mapping[str, NDArray[Any]]]
     kinds: tuple[InputKind, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
+    usual: dict[str, tuple[dict[str, None], str]] = field(default_factory=dict)
 
     def __call__(self, seed: int, kind: InputKind = RANDOM) -> Mapping[str, NDArray[Any]]:
         """A set."""
@@ -122,8 +127,18 @@ class Fresh:
         """A sentence on what was verified, and how long that took; none where there are no kinds."""
         names = list(dict.fromkeys(kind.name.value for kind in self.kinds if kind.name.value not in self.refused))
         left_out = "".join(f"; not on {name}: {why}" for name, why in self.refused.items())
+        left_out += "".join(
+            f"; on {name} with usual values of {_some(list(inputs))}: {why}"
+            for name, (inputs, why) in self.usual.items()
+            if name not in self.refused
+        )
         text = f"verified on {len(self.kinds)} sets of made-up inputs ({', '.join(names)}) in {seconds:.1f} s{left_out}"
         return (text,) if self.kinds else ()
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(map(repr, names[:4])) + more
 
 
 def numbers(drawn: NDArray[Any], kind: InputKind, name: str) -> NDArray[Any]:
@@ -149,6 +164,32 @@ def numbers(drawn: NDArray[Any], kind: InputKind, name: str) -> NDArray[Any]:
     again: NDArray[np.intp] = np.flatnonzero((turn == _ROWS - 1) & (row > 0))
     made[again] = made[again - 1]
     return made
+
+
+def nested_boxes(made: NDArray[Any], thresholds: Sequence[float], kind: InputKind) -> NDArray[Any]:
+    """Boxes, half of which lie one in another by twos: those overlap by exactly a threshold, as TensorFlow's kernels calculate it.
+
+    Args:
+        made: Boxes of other values, as (..., 4).
+        thresholds: What is held against their overlaps.
+    """
+    if made.shape[-1] != 4 or made.dtype.kind != "f":
+        return made
+    one = made.dtype.type(1)
+    # Of a box of height 1 and one of this height in it, of the same width: so rounded, few widths give the threshold itself.
+    width = np.arange(1, 65).astype(made.dtype)
+    pairs = []
+    for threshold in thresholds:
+        height = made.dtype.type(threshold)
+        for least in (np.nextafter(height, -one), height, np.nextafter(height, one)):
+            overlap = (least * width) / (width + least * width - least * width)
+            pairs += [(least, each) for each in width[overlap == height][:2].tolist()]
+    rows = made.reshape(-1, 4).copy()
+    for number in range(min(max(len(rows) // 4, len(rows) > 1), _MOST_PAIRS) if pairs else 0):
+        height, across = pairs[(number + kind.first) % len(pairs)]
+        left, at = 64 * number, 4 * number + 2 * (kind.apart and len(rows) > 3)
+        rows[at : at + 2] = [[0, left, 1, left + across], [0, left, height, left + across]]
+    return rows.reshape(made.shape)
 
 
 def chosen(drawn: NDArray[Any], pool: NDArray[Any], first: Any, last: Any, kind: InputKind, name: str) -> NDArray[Any]:
@@ -242,6 +283,8 @@ def limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> Value
         for user, slot, table in uses:
             if table is not None and table.rows is not None:
                 found.look_up(table, offset, *between)
+            elif table is None and traits(graph.ops[user]).ids == slot:
+                found.followed = False  # a table of a size that is not known
             elif not in_parts or graph.ops[user] not in BINARY:  # these find the part of a table, and the row there
                 further = _limited(flat, user, slot, found, offset, between, dtype.kind in "iu")
                 states = {(user, out, *further) for out in ports(flat, user)} - seen if further else set()

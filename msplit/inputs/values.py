@@ -23,7 +23,16 @@ from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.examples import Feature, features_of, make_examples
-from msplit.inputs.lookups import Keys, Use, constant, is_constant_array, outside, use_of
+from msplit.inputs.lookups import (
+    Keys,
+    Use,
+    constant,
+    is_constant_array,
+    outside,
+    overlap_thresholds,
+    use_of,
+    wraps_to_32_bits,
+)
 from msplit.inputs.sparse_ragged import InputSpec
 from msplit.inputs.special import (
     COUNTS,
@@ -35,6 +44,7 @@ from msplit.inputs.special import (
     ValueLimits,
     chosen,
     limits,
+    nested_boxes,
     numbers,
 )
 from msplit.opset.traits import PARSERS, ops_with, traits
@@ -144,13 +154,29 @@ def made_up(
         return drawn
     if dtype.kind in "fcV" and not _as_ids(dtype, use):
         made = numbers(drawn.astype(np.complex128 if dtype.kind == "c" else np.float64), kind, spec.name).astype(dtype)
-        return _beside(made, found, kind, rng) if kind.name is InputKindName.EDGES else made
+        if kind.name is not InputKindName.EDGES:
+            return made
+        return nested_boxes(_beside(made, found, kind, rng), overlap_thresholds(flat, spec.node, spec.port), kind)
     special, first, last = _special(flat, spec, dtype, use, found)
     pool = special.astype(dtype)
     if found.marks and kind.name is InputKindName.EDGES:  # for so many the rows that hold nothing else are too few
         drawn = np.where(rng.random(shape) < 0.5, rng.choice(pool, shape), drawn)
     made = chosen(drawn, pool, first, last, kind, spec.name)
-    return np.sort(made, axis=None).reshape(shape) if use.segments else made
+    if use.segments:
+        return np.sort(made, axis=None).reshape(shape)
+    made = _last_of_each(made, use)
+    if kind.name is InputKindName.EDGES and dtype == np.int64 and wraps_to_32_bits(flat, spec.node, spec.port):
+        return made + (rng.random(shape) < 0.25) * np.int64(1 << 32)
+    return made
+
+
+def _last_of_each(made: NDArray[Any], use: Use) -> NDArray[Any]:
+    """Coordinates, of which those that are the last of the shortest axis are the last of their own."""
+    sizes = {one.sizes for one in use.lookups if one.sizes}
+    for each in sizes if len(sizes) == 1 and len(sizes) == len({one.rows for one in use.lookups}) else ():
+        if made.shape[-1] == len(each) and use.rows == min(each):
+            return np.where(made == min(each) - 1, np.array(each, made.dtype) - 1, made)
+    return made
 
 
 def _beside(made: NDArray[Any], found: ValueLimits, kind: InputKind, rng: np.random.Generator) -> NDArray[Any]:

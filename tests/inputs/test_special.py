@@ -6,7 +6,7 @@ import pytest
 from msplit.engines.tensorflow.engine import reference
 from msplit.inputs.lookups import use_of
 from msplit.inputs.make import make_inputs
-from msplit.inputs.special import LARGE, RANDOM, SMALL, Fresh, InputKind, InputKindName, kinds, lengths
+from msplit.inputs.special import LARGE, RANDOM, SMALL, Fresh, InputKind, InputKindName, kinds, lengths, nested_boxes
 from tests.engines.cuda.cases import graph_of
 
 from . import foreign
@@ -200,3 +200,68 @@ def test_what_was_covered_is_said():
     (said,) = fresh.covered(1)
     assert said == "verified on 4 sets of made-up inputs (random, edges) in 1.0 s; not on zeros: it divides by it"
     assert Fresh(lambda seed, kind: {}).covered(1) == ()
+
+
+def test_inputs_that_keep_usual_values_are_named():
+    fresh = Fresh(lambda seed, kind: {}, (InputKind(InputKindName.EDGES),))
+    fresh.usual["edges"] = dict.fromkeys("abcdef"), "no such row"
+    (said,) = fresh.covered(1)
+    assert said.endswith("(edges) in 1.0 s; on edges with usual values of 'a', 'b', 'c', 'd' and 2 more: no such row")
+
+
+def scattered(tf, v1):
+    at, cell = v1.placeholder(tf.int32, [None, 1], "at"), v1.placeholder(tf.int64, [None, 2], "cell")
+    pair, spot = v1.placeholder(tf.int64, [None], "pair"), v1.placeholder(tf.int64, [], "spot")
+    many = v1.placeholder(tf.int64, [None, 2], "many")
+    x = v1.placeholder(tf.float32, [None], "x")
+    dense = np.ones((5, 3, 2), np.float32)
+    tf.scatter_nd(at, x, [11], name="y0")
+    tf.tensor_scatter_nd_max(dense[:, :, 0], cell, x, name="y1")
+    tf.scatter_nd(tf.stack([tf.zeros_like(pair), pair], 1), x, [2, 7], name="y2")
+    tf.raw_ops.SparseToDense(sparse_indices=spot, output_shape=[9], sparse_values=1.0, default_value=0.0, name="y3")
+    tf.gather_nd(dense, many, name="y4")
+
+
+@pytest.mark.tf
+def test_coordinates_meet_the_ends_of_what_they_lie_in():
+    flat = graph_of(scattered, outputs=[f"y{number}" for number in range(5)])
+    for _, feeds in [*made(flat), *((RANDOM, make_inputs(flat, {}, batch=BATCH, seed=seed)) for seed in range(5))]:
+        reference(flat, feeds)
+    assert {0, 10} <= set(together(flat, "at").tolist()) <= set(range(11))
+    for name in ("cell", "many"):
+        cells = set(map(tuple, together(flat, name).reshape(-1, 2).tolist()))
+        assert {(0, 0), (4, 2)} <= cells <= {(row, column) for row in range(5) for column in range(3)}
+    assert {0, 1} <= set(together(flat, "pair").tolist()) <= {0, 1}
+
+
+def wrapped(tf, v1):
+    names = ("cast", "added", "both", "given")
+    ids = {name: v1.placeholder(tf.int64, [None], name) for name in names}
+    table = np.ones((7, 2), np.float32)
+    tf.gather(table, tf.cast(ids["cast"][:, None], tf.int32), name="y0")
+    tf.gather(table, tf.cast(ids["added"] + 2, tf.int32), name="y1")
+    tf.add(tf.gather(table, tf.cast(ids["both"], tf.int32)), tf.gather(table, ids["both"]), name="y2")
+    tf.gather(table, tf.cast(ids["given"], tf.int32), name="y3")
+    tf.add(ids["given"], tf.zeros([], tf.int64), name="y4")
+
+
+@pytest.mark.tf
+def test_ids_that_are_cast_to_32_bits_have_more_where_nothing_else_reads_them():
+    flat = graph_of(wrapped, outputs=[f"y{number}" for number in range(5)])
+    for _, feeds in made(flat):
+        reference(flat, feeds)
+    for name, rows in (("cast", 7), ("added", 5), ("both", 7), ("given", 7)):
+        values = together(flat, name)
+        assert (values.max() >= 1 << 32) == (name in ("cast", "added")), name
+        assert rows - 1 in values
+        assert set((values % (1 << 32)).tolist()) <= set(range(rows)), name
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.45, 0.5, 0.6, 0.7])
+def test_boxes_overlap_by_the_threshold(threshold):
+    made = nested_boxes(np.zeros((8, 4), np.float32), [threshold], InputKind(InputKindName.EDGES))
+    pairs = made.reshape(4, 2, 4)[::2]
+    assert made.dtype == np.float32
+    for outer, inner in pairs:
+        area, part = ((box[2] - box[0]) * (box[3] - box[1]) for box in (outer, inner))
+        assert part / (area + part - part) == np.float32(threshold)

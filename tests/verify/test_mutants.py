@@ -180,7 +180,34 @@ def noisy(tf, v1):
         v1.train.GradientDescentOptimizer(0.01).minimize(loss, name="train_op")
 
 
+def scattered(tf, v1):
+    """Sums of rows by ids that may be outside, beside scatters whose coordinates may not, some of which large prices are."""
+    segments, x = v1.placeholder(tf.int32, [None], "segments"), v1.placeholder(tf.float32, [None, 3], "x")
+    price, at = v1.placeholder(tf.float32, [None, 4], "price"), v1.placeholder(tf.int64, [None, 1], "at")
+    cell = v1.placeholder(tf.int32, [None, 2], "cell")
+    tf.math.unsorted_segment_sum(x, segments, 6, name="sums")
+    dearest = tf.cast(tf.reduce_max(tf.square(price), 1), tf.int32)
+    tf.scatter_nd(dearest[:, None], x, [16, 3], name="prices")
+    tf.scatter_nd(at, x, [11, 3], name="rows")
+    tf.tensor_scatter_nd_add(values(4, 9), cell, x[:, 0], name="cells")
+
+
+def wrapped(tf, v1):
+    """Ids of 64 bits, of which 32 count."""
+    ids = v1.placeholder(tf.int64, [None, 2], "ids")
+    tf.reduce_sum(tf.gather(values(13, 5), tf.cast(tf.reshape(ids, [-1]) + 1, tf.int32)), 1, name="y")
+
+
+def boxes(tf, v1):
+    """Boxes and their scores."""
+    corners, scores = v1.placeholder(tf.float32, [16, 4], "boxes"), v1.placeholder(tf.float32, [16], "scores")
+    tf.identity(tf.image.non_max_suppression(corners, tf.abs(scores) + 1, 16, 0.6), "y")
+
+
 MODELS = {
+    scattered: (["sums", "prices", "rows", "cells"], {}),
+    wrapped: (["y"], {"capture": False}),
+    boxes: (["y"], {"capture": False}),
     lookup: (["y"], {"capture": False}),
     ragged: (["y", "longest"], {"capture": False}),
     dense: (["p", "clipped"], {}),
@@ -541,6 +568,31 @@ def double_mask(right, node, condition, x, y):
     return x + torch.where(condition, torch.zeros_like(y), y)
 
 
+def below_is_first(right, node, data, at, count):
+    return torch.zeros_like(right).index_add(0, at.long().clamp(min=0), data)
+
+
+def loses_last(rows):
+    """A scatter of so many rows that loses the last."""
+    return lambda y, *_: torch.cat([y[:-1], y[-1:] * 0]) if len(y) == rows else y
+
+
+def without_last_column(y, node, data, at, updates):
+    return torch.cat([y[:, :-1], data[:, -1:]], 1)
+
+
+def not_narrowed(right, node, x):
+    return x if right.dtype == torch.int32 and x.dtype == torch.int64 else right
+
+
+def overlapping(right, node, corners, scores, size, threshold, *given):
+    """Leaves boxes out that overlap by the threshold itself, too."""
+    function = registry.table()["NonMaxSuppressionV2"].function
+    return function(
+        replace(node, op="NonMaxSuppressionV2"), corners, scores, size, torch.nextafter(threshold, -threshold)
+    )
+
+
 F = torch.nn.functional
 MUTANTS = {
     # The bugs that were there.
@@ -576,6 +628,11 @@ MUTANTS = {
     "integers beyond 32 bits are clipped": (guarded, lowered("Cast", clipped_cast), FULL),
     "at a boundary": (guarded, rewritten("Bucketize", above), BOTH),
     "boundaries in half precision": (guarded, rewritten("Bucketize", halved), BOTH),
+    "a negative segment is the first": (scattered, lowered("UnsortedSegmentSum", below_is_first), FULL),
+    "a scatter loses its last row": (scattered, lowered("ScatterNd", loses_last(11)), FULL),
+    "a scatter loses its last column": (scattered, lowered("TensorScatterAdd", without_last_column), FULL),
+    "ids of 64 bits are not cast": (wrapped, lowered("Cast", not_narrowed), FULL),
+    "boxes that overlap by the threshold": (boxes, lowered("NonMaxSuppressionV3", overlapping), FULL),
     # Inputs that are kept.
     "an array that is the same": (dense, known_by_its_array, BOTH),
     "strings that the numbers tell": (words, known_by("x", "run"), BOTH),
