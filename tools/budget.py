@@ -345,6 +345,9 @@ def main() -> int:
             print(f"  {name:<50} {figure:>7,}   limit {allowed.get(table, {}).get(name, 0):>7,}")
     told = excesses(found, allowed)
     print(*told, sep="\n", end="\n" if told else "")
+    if told:
+        table = ROOT / "tools" / "budget.toml"
+        print(f"Make something smaller, or raise the limit in {table} in this commit, with the reason in its message.")
     return 1 if told else 0
 
 

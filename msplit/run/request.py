@@ -182,7 +182,7 @@ class RunRequest:
         shards: Of a graph that trains on several GPUs: what this process is fed of the batch; see `msplit.Trainer`.
         place: A function that gives each node its device, in place of streams: ``module:function``, a file that
             ``assign --emit placement`` wrote, or the function (see
-            `engines.tensorflow.devices`). TensorFlow runs it.
+            `engines.tensorflow.cluster`). TensorFlow runs it.
         tensorflow: How TensorFlow runs the model. Each of NVIDIA's switches in it is a row of its own of a bench, and of nothing else.
     """
 

@@ -217,13 +217,13 @@ def test_a_closed_input_is_an_empty_one() -> None:
 def test_a_file_that_ends_too_soon_is_no_interrupt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from msplit import api
+    from msplit.assignment import model
     from msplit.cli.main import run
 
     def ended(*_: object, **__: object) -> None:
         raise EOFError("more than 16 bytes")
 
-    monkeypatch.setattr(api, "load", ended)
+    monkeypatch.setattr(model, "load", ended)
     assert run(["analyze", str(SAMPLES / "cond_v1.pb")]) == 2
     assert "internal error in msplit: EOFError: more than 16 bytes" in capsys.readouterr().err
 

@@ -151,9 +151,6 @@ def _columns(pixels: int, rows: int, columns: int) -> int:
 
 _CONVOLVE = Code("convolutions", "convolve_tile", specialized=False)
 
-_OF_PRODUCTS = (4, 5, 6)
-"""Activations that only the kernel of products has."""
-
 _MOST_PARTS = 8
 
 MOST_SIBLINGS = 4
@@ -162,7 +159,7 @@ MOST_SIBLINGS = 4
 _ALIGNED = 64
 """The results of siblings lie in one block of memory, each at a multiple of this many elements."""
 
-ACTIVATIONS = {name: number for name, number in NUMBERS.items() if number not in _OF_PRODUCTS}
+ACTIVATIONS = {name: NUMBERS[name] for name in ("", "Relu", "Relu6", "Sigmoid", "Swish")}
 """Activations that may follow in the same kernel, as `fused_ops` names them, and the numbers by which the kernel knows them."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -168,7 +168,7 @@ class Code:
 def launch(code: Code, grid: tuple[int, ...]) -> Callable[..., None]:
     """Function that starts a kernel on a grid of programs, given its tensors and numbers by place and its constants by name.
 
-    Constants that are types are given as PyTorch's. In `precompile.Ahead.noting` kernels are noted only.
+    Constants that are types are given as PyTorch's. In `Ahead.noting` kernels are noted only.
     """
     return functools.partial(_launch, code, grid)
 

@@ -34,9 +34,9 @@ KERNELS = {
         {**TILE, "SECOND": False, "BIAS2": False, "ADDEND": False, "ROUNDED_DATA": False, "ROUNDED_WEIGHTS": False},
     ),
     "convolve_tile": ("convolutions", CONVOLUTION),
-    "convolve_few_channels": ("few_channels", FEW_CHANNELS),
+    "convolve_few_channels": ("convolutions", FEW_CHANNELS),
     "attention": (
-        "attention",
+        "products",
         {"BM": 32, "BN": 32, "BD": 32, "BE": 32, "CAUSAL": False, "BIAS": True, "ROUNDED": False},
     ),
 }

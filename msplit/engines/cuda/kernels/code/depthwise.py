@@ -1,4 +1,4 @@
-"""The kernels of `kernels.depthwise`: some pixels of some channels, each convolved by itself, and what follows their mean."""
+"""The kernels of `kernels.channelwise`: some pixels of some channels, each convolved by itself, and what follows their mean."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def convolve_channels(  # type: ignore[no-untyped-def]
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
     VECTOR: tl.constexpr, BESIDE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """A block's pixels and channels: see `depthwise.convolve`, which cuts and launches. Channels and steps are counted in vectors. The
+    """A block's pixels and channels: see `channelwise.convolve`, which cuts and launches. Channels and steps are counted in vectors. The
     channels of a tap of the filter may lie BESIDE each other."""
     from_pixel = tl.program_id(0) * PIXELS
     pixel = from_pixel + tl.arange(0, PIXELS)
