@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,8 @@ def test_options_of_earlier_versions_are_answered_with_what_to_write(given: tupl
 
 
 def test_other_options_are_unknown() -> None:
-    assert "No such option '--outputs'" in msplit("train", "m", "--outputs", "a").err
-    assert "No such option '--no-gpu'" in msplit("check", "m", "--no-gpu").err
+    assert re.search(r"No such option:? .?--outputs", msplit("train", "m", "--outputs", "a").err)
+    assert re.search(r"No such option:? .?--no-gpu", msplit("check", "m", "--no-gpu").err)
     assert context_of("serve", "m", "--saved_model_tags", "a,b").params["saved_model_tags"] == ("a", "b")
 
 
