@@ -89,23 +89,30 @@ def answers(one: Network) -> dict[str, np.ndarray]:
 def tolerances(one: Network, expected: Mapping[str, np.ndarray]) -> dict[str, float]:
     """How far each output may be from TensorFlow's, as `msplit.verify.compare.compare` measures it, where that is more than `WITHIN`:
     `ROOM` times as far as TensorFlow's own is when numbers are `MOVED`."""
-    from msplit.verify.compare import compare
-
-    found: dict[str, float] = {}
-    for moved in _answers(one, MOVES)[1:]:
-        for output in compare(moved, expected).outputs:
-            if np.isfinite(output.needed):
-                found[output.name] = max(found.get(output.name, 0.0), ROOM * output.needed)
+    found = {name: ROOM * far for name, far in how_far(one, expected, MOVED).items()}
     return {name: most for name, most in found.items() if most > WITHIN}
 
 
-def _answers(one: Network, moves: int) -> list[dict[str, np.ndarray]]:
+def how_far(one: Network, expected: Mapping[str, np.ndarray], share: float) -> dict[str, float]:
+    """How far TensorFlow's outputs go, as `msplit.verify.compare.compare` measures it, where inputs and weights are each moved by up to a
+    share of themselves."""
+    from msplit.verify.compare import compare
+
+    found: dict[str, float] = {}
+    for moved in _answers(one, MOVES, share)[1:]:
+        for output in compare(moved, expected).outputs:
+            if np.isfinite(output.needed):
+                found[output.name] = max(found.get(output.name, 0.0), output.needed)
+    return found
+
+
+def _answers(one: Network, moves: int, share: float = MOVED) -> list[dict[str, np.ndarray]]:
     """TensorFlow's outputs, and those of moved inputs and constants."""
     v1, graph, feeds = _imported(one.graph, one.feeds)
     fetches = {name: f"{name}:0" for name in one.outputs}
     with v1.Session(graph=graph, config=_config(v1)) as session:
         every = [session.run(fetches, feeds)]
-        every += [session.run(fetches, _moved({**_constants(graph), **feeds}, seed)) for seed in range(moves)]
+        every += [session.run(fetches, _moved({**_constants(graph), **feeds}, seed, share)) for seed in range(moves)]
     return [{name: np.asarray(value) for name, value in found.items()} for found in every]
 
 
@@ -128,14 +135,14 @@ def _constants(graph: Any) -> dict[str, np.ndarray]:
     return {op.outputs[0].name: tf.make_ndarray(op.get_attr("value")) for op in found}
 
 
-def _moved(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+def _moved(values: Mapping[str, np.ndarray], seed: int, share: float = MOVED) -> dict[str, np.ndarray]:
     """Numbers of float32, each moved by up to a share of itself, and all else as it is."""
     rng = np.random.default_rng(seed)
 
     def moved(value: np.ndarray) -> np.ndarray:
         if value.dtype != np.float32:
             return value
-        return np.asarray(value * (1 + rng.uniform(-MOVED, MOVED, value.shape)), np.float32)
+        return np.asarray(value * (1 + rng.uniform(-share, share, value.shape)), np.float32)
 
     return {name: moved(np.asarray(value)) for name, value in values.items()}
 

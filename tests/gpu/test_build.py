@@ -56,7 +56,7 @@ def opened(build: Path, feeds: dict[str, Any], tmp_path: Path, **environment: st
 def test_an_opened_build_runs_the_same_kernels_and_loads_no_compiler(sample: str, tmp_path: Path) -> None:
     import msplit
 
-    request = {"streams": (4,), "engine": "cuda", "compare_tensorflow": False}
+    request = {"streams": (4,), "engine": "cuda"}
     built = msplit.build(ROOT / "sample_graphs" / sample, tmp_path / "build", **request)
     with msplit.open(tmp_path / "build") as runner:
         feeds = {name: np.array(value) for name, value in runner.buffers.items()}
@@ -83,7 +83,7 @@ def test_an_opened_build_runs_the_same_kernels_and_loads_no_compiler(sample: str
 def test_a_build_for_another_gpu_is_compiled_anew_or_refused(tmp_path: Path) -> None:
     import msplit
 
-    request = {"streams": (4,), "engine": "cuda", "batch": 16, "compare_tensorflow": False}
+    request = {"streams": (4,), "engine": "cuda", "batch": 16}
     msplit.build(ROOT / "sample_graphs" / "mmoe_small.pb", tmp_path / "build", **request)
     manifest = json.loads((tmp_path / "build" / "manifest.json").read_text())
     manifest["made_for"] |= {"gpu": "NVIDIA A100", "architecture": "8.0"}
@@ -98,7 +98,7 @@ def test_a_build_for_another_gpu_is_compiled_anew_or_refused(tmp_path: Path) -> 
 def test_a_kernel_that_was_changed_is_never_run(tmp_path: Path) -> None:
     import msplit
 
-    request = {"streams": (4,), "engine": "cuda", "batch": 16, "compare_tensorflow": False}
+    request = {"streams": (4,), "engine": "cuda", "batch": 16}
     msplit.build(ROOT / "sample_graphs" / "mmoe_small.pb", tmp_path / "build", **request)
     kernels = sorted((tmp_path / "build" / "kernels").glob("*.kernel"))
     assert kernels
@@ -115,7 +115,7 @@ def test_several_batches_share_weights_and_smaller_ones_are_filled_up(tmp_path: 
     import msplit
 
     model = ROOT / "sample_graphs" / "mmoe_small.pb"
-    request = {"streams": (4,), "engine": "cuda", "compare_tensorflow": False}
+    request = {"streams": (4,), "engine": "cuda"}
     three = msplit.build(model, tmp_path / "three", **request, batches=[1, 8, 32])
     # Which order of a weight suits a batch is measured, and they may differ. What they have alike is there once, and something is.
     memory = torch.from_numpy(np.fromfile(tmp_path / "three" / "weights.bin", np.uint8))
@@ -141,7 +141,7 @@ def test_kept_kernels_run_through_the_driver_alone(tmp_path: Path) -> None:
     """The whole of a build's kernels once more without a C compiler and with Triton hidden."""
     import msplit
 
-    request = {"streams": (4,), "engine": "cuda", "batch": 16, "compare_tensorflow": False}
+    request = {"streams": (4,), "engine": "cuda", "batch": 16}
     msplit.build(ROOT / "sample_graphs" / "mmoe_small.pb", tmp_path / "build", **request)
     with msplit.open(tmp_path / "build") as runner:
         feeds = {name: np.array(value) for name, value in runner.buffers.items()}

@@ -29,8 +29,6 @@ ONE = {
     "engine": "cuda",
     "batch": 24,
     "precision": "ieee",
-    "compare_tensorflow": False,
-    "compare_xla": False,
 }
 TWO = dict(ONE, devices=(0, 1))
 LARGE = 8 << 20

@@ -417,7 +417,7 @@ def test_an_opened_build_launches_first_without_a_compiler(tmp_path):
     import msplit
 
     # Tests keep no choices and no kernels; a build has those that it was made with.
-    request = {"streams": (4,), "engine": "cuda", "batch": 4096, "compare_tensorflow": False}
+    request = {"streams": (4,), "engine": "cuda", "batch": 4096}
     msplit.build(ROOT / "sample_graphs" / "mmoe_small.pb", tmp_path / "build", **request)
     with msplit.open(tmp_path / "build") as runner:
         rng = np.random.default_rng(0)

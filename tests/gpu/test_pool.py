@@ -39,7 +39,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     import msplit
 
     path = tmp_path_factory.mktemp("pool") / "build"
-    asked = {"streams": (4,), "engine": "cuda", "compare_tensorflow": False}
+    asked = {"streams": (4,), "engine": "cuda"}
     msplit.build(ROOT / "sample_graphs" / request.param, path, **asked, batches=(1, 8, 32))
     return path
 
@@ -221,7 +221,7 @@ def test_random_ops_draw_other_numbers_in_every_step(tmp_path: Path) -> None:
     drawn.attr["seed"].i, drawn.attr["seed2"].i = 3, 5
     node("y", "AddV2", "x", "drawn").attr["T"].type = 1
     (tmp_path / "drawn.pb").write_bytes(graph.SerializeToString())
-    request = {"engine": "cuda", "effort": "fast", "compare_tensorflow": False}
+    request = {"engine": "cuda", "effort": "fast"}
     with msplit.pool(tmp_path / "drawn.pb", **request, groups=3) as pool:
         feeds = {"x": np.zeros(4, np.float32)}
         found = [pool.submit(feeds) for _ in range(50)]

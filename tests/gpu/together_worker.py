@@ -20,6 +20,9 @@ from tests.engines.cuda.cases import options_of, scattered, step_then
 from tests.engines.cuda.together import part
 from tests.training_graphs import BATCH, stored
 
+_BUSY_CYCLES = 500_000_000
+"""Cycles, a quarter of a second, for which the default stream is busy when ranks join."""
+
 
 def main(name: str, optimizer: str, folder: str, steps: str) -> None:
     flat, training = stored(name, optimizer, "resource")
@@ -37,6 +40,7 @@ def main(name: str, optimizer: str, folder: str, steps: str) -> None:
         )
         executable = ENGINE.build(job)
         executable.load_state({key: value if world.rank == 0 else value * 0 for key, value in training.state().items()})
+        torch.cuda._sleep(_BUSY_CYCLES)  # as where another process has the GPU: values of the first rank arrive late
         executable.join()
         following = [*own[1:], own[0]]
         losses = [float(step_then(executable, feeds, then)["loss"]) for feeds, then in zip(own, following, strict=True)]

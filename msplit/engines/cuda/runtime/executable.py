@@ -155,6 +155,7 @@ class CudaExecutable(Executable):
         """Joins the steps of other processes. The graph is captured anew: the first one needed nobody else."""
         self._group = self._ranks.group or ProcessGroup()
         self.state.spread(self._group.spread)
+        self._synchronize()  # streams of ours do not wait for the default one, behind which values arrive
         with self._on_origin(), self.state.kept():
             self._record()  # NCCL makes its connections outside of any capture
         self._synchronize()

@@ -6,6 +6,7 @@ PyTorch sums integers in int64 unless told otherwise, and has few kernels for un
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msplit.engines.cuda.ir.node import Unsupported
 
@@ -100,6 +101,29 @@ def test_integers_that_only_move(dtype):
     check("Transpose", [x, ints(1, 0)])
     check("SelectV2", [generator.integers(0, 2, (3, 4)).astype(bool), x, other])
     check("OneHot", [ints(1, 2), np.int32(3), x[0, 0], other[0, 0]])
+
+
+class OnAGpu(TorchDispatchMode):
+    """PyTorch as on a GPU, where it has no kernels that choose among unsigned integers or turn them."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        chooses = func.overloadpacket.__name__ in ("where", "roll", "scatter", "scatter_", "index_select")
+        given = [one for one in args if isinstance(one, torch.Tensor)]
+        if chooses and any(one.dtype in (torch.uint16, torch.uint32, torch.uint64) for one in given):
+            raise NotImplementedError(f"{func} not implemented for unsigned integers")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+def test_integers_move_where_pytorch_has_no_kernel_for_them(dtype):
+    generator = np.random.default_rng(4)
+    x, other = drawn(generator, (3, 4), dtype), drawn(generator, (3, 4), dtype)
+    chosen = generator.integers(0, 2, (3, 4)).astype(bool)
+    with OnAGpu():
+        check("Roll", [x, np.int32(1), np.int32(0)])
+        check("Select", [chosen, x, other])
+        check("SelectV2", [chosen, x, other])
+        check("OneHot", [ints(1, 2), np.int32(3), x[0, 0], other[0, 0]])
 
 
 @pytest.mark.parametrize("dtype", EVERY)
