@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from msplit.run.request import BenchOptions, RunOptions
+
 FILES = sorted((Path(__file__).parent / "gpu").glob("test_*.py"))
 
 
@@ -51,3 +53,24 @@ def test_what_is_replaced_is_found() -> None:
     )
     assert replaced(ast.parse(calls)) == [("module", "NAME")]
     assert any(replaced(ast.parse(file.read_text("utf-8"))) for file in FILES)
+
+
+def requests(tree: ast.Module) -> list[set[str]]:
+    """The keywords of each request that a test writes down as a dict with an engine."""
+    written = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    keys = [{key.value for key in one.keys if isinstance(key, ast.Constant)} for one in written]
+    return [one for one in keys if "engine" in one]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_what_a_test_asks_for_has_a_keyword(file: Path) -> None:
+    text = file.read_text("utf-8")
+    compares = any(call in text for call in ("bench(", "BenchRequest", "bisect(", "tune("))
+    known = {*(BenchOptions if compares else RunOptions).__annotations__, *RunOptions.__annotations__}
+    for keys in requests(ast.parse(text)):
+        assert keys <= known, f"{sorted(keys - known)} of {sorted(keys)}"
+
+
+def test_requests_are_found() -> None:
+    assert requests(ast.parse('f(**{"engine": "cuda", "batch": 4}, **{"other": 1})')) == [{"engine", "batch"}]
+    assert sum(len(requests(ast.parse(file.read_text("utf-8")))) for file in FILES) > 10
