@@ -3,7 +3,8 @@
     python -m pytest tests/gpu -m "gpu and not alone" --junitxml OUT/gpu.xml     on the GPU machine, in one or more runs
     python tools/gpu_results.py --machine "one NVIDIA H100 …" OUT/*.xml          here; writes the page anew
 
-Per file: passed, failed, skipped. Below it each failure, and each reason for which tests were skipped, with its count.
+Per file: passed, failed, skipped. Below it each failure, and each reason for which tests were skipped, with its count. Of a test that ran
+more than once the last of the files counts; what failed in an earlier one is listed, too.
 """
 
 from __future__ import annotations
@@ -31,20 +32,26 @@ def outcome(case: ElementTree.Element) -> tuple[str, str]:
 def page(files: list[Path], machine: str, commit: str, note: str) -> str:
     """The page, as Markdown."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    failed, skipped = [], Counter[str]()
+    failed, mended, skipped = [], Counter[str](), Counter[str]()
     seconds, when = 0.0, ""
+    results: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for file in files:
         for suite in ElementTree.parse(file).getroot().iter("testsuite"):
             seconds += float(suite.get("time", 0))
             when = max(when, suite.get("timestamp", "")[:10])
             for case in suite.iter("testcase"):
                 place = (case.get("classname") or "").replace(".", "/") + ".py"
-                word, why = outcome(case)
-                counts[place][word] += 1
-                if word == "failed":
-                    failed.append(f"`{place}::{case.get('name')}`: {why}")
-                elif word == "skipped":
-                    skipped[why] += 1
+                results[place, case.get("name") or ""].append(outcome(case))
+    for (place, name), runs in results.items():
+        word, why = runs[-1]
+        counts[place][word] += 1
+        if word == "failed":
+            failed.append(f"`{place}::{name}`: {why}")
+        elif word == "skipped":
+            skipped[why] += 1
+        earlier = [reason for result, reason in runs[:-1] if result == "failed"]
+        if earlier and word != "failed":
+            mended[f"`{place}`: {earlier[0]}"] += 1
     total = sum(counts.values(), Counter())
     lines = [
         "# What the tests that need a GPU came to",
@@ -64,6 +71,9 @@ def page(files: list[Path], machine: str, commit: str, note: str) -> str:
         "",
         *([f"- {line}".replace("|", "\\|") for line in failed] or ["None."]),
         "",
+        *(["## Failed at first, and passed when run again", ""] if mended else []),
+        *(f"- {count}: {line}".replace("|", "\\|") for line, count in sorted(mended.items())),
+        *([""] if mended else []),
         "## Skipped",
         "",
         *([f"- {count}: {why}" for why, count in sorted(skipped.items())] or ["None."]),
