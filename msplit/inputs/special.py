@@ -112,12 +112,14 @@ class Fresh:
     Attributes:
         refused: Names of kinds on which the model does not run, and why: who verifies adds them.
         usual: Names of kinds -> names of inputs that keep usual values there, and why the model does not run on special ones of these.
+        undetermined: Variables that are not compared since TensorFlow's own rounding decides what a step makes of them.
     """
 
     make: Callable[[int, InputKind], Mapping[str, NDArray[Any]]]
     kinds: tuple[InputKind, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
     usual: dict[str, tuple[dict[str, None], str]] = field(default_factory=dict)
+    undetermined: dict[str, None] = field(default_factory=dict)
 
     def __call__(self, seed: int, kind: InputKind = RANDOM) -> Mapping[str, NDArray[Any]]:
         """A set."""
@@ -132,6 +134,10 @@ class Fresh:
             for name, (inputs, why) in self.usual.items()
             if name not in self.refused
         )
+        if variables := list(dict.fromkeys(name.removeprefix("change of ") for name in self.undetermined)):
+            left_out += (
+                f"; not of {_some(variables)}: nothing but rounding decides what TensorFlow's step makes of them"
+            )
         text = f"verified on {len(self.kinds)} sets of made-up inputs ({', '.join(names)}) in {seconds:.1f} s{left_out}"
         return (text,) if self.kinds else ()
 

@@ -23,6 +23,7 @@ from msplit.inputs.special import RANDOM, Fresh, InputKind, InputKindName
 from msplit.progress import Progress, Sums, phase
 from msplit.verify import stepping
 from msplit.verify.compare import (
+    ANY_FINITE,
     ModelComparison,
     best_of,
     compare,
@@ -31,6 +32,7 @@ from msplit.verify.compare import (
     least_state_tolerances,
     output_tolerances,
     state_tolerances,
+    undetermined,
 )
 from msplit.verify.mixed_precision import emulated_errors
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
@@ -77,6 +79,11 @@ class Verification:
         """Notes inputs that have usual values in a kind of inputs."""
         if isinstance(self.fresh, Fresh):
             self.fresh.usual.setdefault(kind.name.value, ({}, why))[0].update(dict.fromkeys(names))
+
+    def leave_out(self, variables: Iterable[str]) -> None:
+        """Notes variables that are not compared since rounding decides what TensorFlow makes of them."""
+        if isinstance(self.fresh, Fresh):
+            self.fresh.undetermined.update(dict.fromkeys(variables))
 
 
 SPECIAL = "verifying special inputs"
@@ -650,6 +657,11 @@ def _learned(
         known[precision] = state_tolerances(
             state, after, stepped, draws=draws, precision=precision, tolerance=tolerance
         )
+    found = compare_state(mine, after, known[precision], state)
+    if names := [one.name for one in found.outputs if not one.passed and one.needed < ANY_FINITE and not one.exact]:
+        names = undetermined(state, after, stepped, names, precision=precision)
+        known[precision] |= dict.fromkeys(names, ANY_FINITE)
+        how.leave_out(names)
     return compare_state(mine, after, known[precision], state)
 
 
