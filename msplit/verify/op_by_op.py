@@ -141,7 +141,8 @@ class _Program:
             judged |= set(made)
             read |= dict.fromkeys([*made, *more, *(self.meanings[key] for key in read if key in self.meanings)])
             size += step.bytes
-        yield judged, [key for key in read if key in fetched]
+        if judged:
+            yield judged, [key for key in read if key in fetched]
 
     def note_read(self, waiting: list[Key], read: dict[Key, None], fetched: Collection[Key]) -> None:
         """Notes values that are read, and those that values are made of which are not fetched."""

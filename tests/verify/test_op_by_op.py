@@ -88,3 +88,9 @@ def test_values_that_do_not_fit_into_memory_are_compared_in_parts(flat, monkeypa
     ENGINE.forget(flat)
     assert not compare_ops(ENGINE.compile(job), job, job.feeds).passed
     ENGINE.forget(flat)
+
+
+def test_where_nothing_can_be_compared_nothing_is_asked():
+    flat = graph_of(lambda tf, v1: tf.identity(v1.placeholder(tf.float32, [None], "x"), "y"), outputs=["y"])
+    job = job_of(flat, {"x": values(5)})
+    assert compare_ops(ENGINE.compile(job), job, job.feeds).passed
