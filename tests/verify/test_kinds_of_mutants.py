@@ -122,6 +122,14 @@ def stale_rows():
     return wrong
 
 
+def repeated_edge(y, node, x, *_):
+    return F.pad(x.permute(0, 3, 1, 2), (2, 0, 1, 1), mode="replicate").permute(0, 2, 3, 1)
+
+
+def without_last(y, node, x, axis):
+    return y - x[:, -1:] if x.shape[1:] == (6,) and y.shape[1:] == (1,) else y
+
+
 MUTANTS = {
     "the last column of a convolution": (vision, "Conv2D", with_last(2, lambda v: v * 0)),
     "the last row of a convolution": (vision, "Conv2D", with_last(1, lambda v: v + 1e-3)),
@@ -131,11 +139,11 @@ MUTANTS = {
     "a mean counts what is padded": (vision, "AvgPool", with_last(1, lambda v: v * 2 / 3)),
     "the other side is padded": (vision, "DepthwiseConv2dNative", shifted(1, 2)),
     "a norm's epsilon": (vision, "FusedBatchNormV3", first_of(lambda y, node, x, s, b, *_: (y - b) * (1 - 5e-4) + b)),
-    "a border is mirrored with its edge": (vision, "MirrorPad", lambda y, node, x, *_: F.pad(F.pad(x, (0, 0, 2, 0, 1, 1), mode="constant"), (0, 0)).where(y * 0 == 1, with_last(1, lambda v: v * 0 + x[:, -1].mean())(y))),
+    "a border repeats its edge": (vision, "MirrorPad", repeated_edge),
     "a slice begins one late": (vision, "StridedSlice", lambda y, node, x, *_: x[:, ::2, -2:].contiguous() if x.ndim == 4 else y),
     "pixels are half a pixel off": (vision, "ResizeBilinear", shifted(1, 1)),
     "a sum includes its own": (whole, "Cumsum", lambda y, node, x, axis: y + x),
-    "a sum leaves its last out": (whole, "Sum", lambda y, node, x, axis: (y - x[:, -1:]) if x.shape[1:] == (6,) and y.shape[1:] == (1,) else y),
+    "a sum leaves its last out": (whole, "Sum", without_last),
     "logs of sums overflow": (whole, "Exp", lambda y, node, x: (x + 1e-4).exp()),
     "quotients are cut off": (whole, "FloorDiv", lambda y, node, x, by: x.div(by, rounding_mode="trunc")),
     "sizes saturate": (whole, "Abs", lambda y, node, x: y.clamp(min=0) if not x.is_floating_point() else y + 1e-4),
@@ -150,7 +158,7 @@ MUTANTS = {
     "float64 through float32": (whole, "Mul", lambda y, node, a, b: y.float().double() if y.dtype == torch.float64 else y),
     "a band that is one too wide": (whole, "MatrixBandPart", lambda y, node, x, *_: torch.tril(x).triu(-2)),
     "a gather at the last column": (whole, "GatherV2", lambda y, *_: torch.cat([y[:, 1:2], y[:, 1:]], 1)),
-    "squares saturate": (whole, "Square", lambda y, node, x: x.long().square().clamp(max=2**31 - 1).int() if not x.is_floating_point() else y),
+    "squares saturate": (whole, "Square", lambda y, node, x: y if x.is_floating_point() else x.long().square().clamp(max=2**31 - 1).int()),
     "another slope below 0": (whole, "LeakyRelu", lambda y, node, x: F.leaky_relu(x, 0.2003)),
     "softplus of large values": (whole, "Softplus", lambda y, node, x: x.clamp(max=30).exp().log1p()),
     "-0 is true": (whole, "Cast", lambda y, node, x: (x != 0) | x.signbit() if y.dtype == torch.bool else y),
