@@ -37,7 +37,7 @@ from msplit.run.setup import BenchRequest, StreamIds, on_all, plural
 from msplit.run.tuning import Tuned, confirmed
 from msplit.run.variants import as_recorded, naming_open_shapes, set_up
 from msplit.schedule.judge import bounds
-from msplit.verify.check import seconds_of
+from msplit.verify.chosen_inputs import seconds_of
 from msplit.verify.results import BenchResult, Settings, Variant
 
 if TYPE_CHECKING:

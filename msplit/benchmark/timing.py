@@ -23,7 +23,8 @@ from msplit.errors import EndOfData
 from msplit.inputs.reference import Reference
 from msplit.inputs.special import Fresh
 from msplit.progress import Progress, prepared, silent
-from msplit.verify.check import Verification, rebuild, verified
+from msplit.verify.check import rebuild, verified
+from msplit.verify.chosen_inputs import Verification
 from msplit.verify.results import BenchResult, Running, Settings, Variant, VariantResult
 
 _SLOW = 20.0

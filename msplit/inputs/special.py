@@ -45,6 +45,9 @@ COUNTS = (0, -77, 5, 1, 17, 2, 3, 77)
 
 _JUMPS, _LIMITS = ops_with("jumps"), ops_with("limit")
 _DEFINED = CALCULATES | ops_with("wraps") | ops_with("unary", "exact") | ops_with("reduction") | ops_with("moves bits")
+_ENDS_NAN = ops_with("comparison") | ops_with("tells NaN")
+_PER_ELEMENT = ops_with("unary") | ops_with("binary") | ops_with("select")
+_TAKES_NAN = _ENDS_NAN | _LIMITS | _PER_ELEMENT | ops_with("view") | MOVES
 _ENDS = (_JUMPS - _LIMITS - DIVIDES) | ops_with("shape of")
 
 _Range = tuple[float, float]
@@ -74,6 +77,9 @@ class InputKindName(StrEnum):
     """Rows by turns hold steps of a half, one value all along, zeros of both signs, small values, zeros before a last one, what the row
     before holds; ids are by turns the ends of a table and of its parts, what is outside of it where that is defined, and any others."""
 
+    NAN = "NaN"
+    """Some numbers are NaN or infinite, of inputs that nothing but ops read which are defined for these; a row by turns has none else."""
+
 
 @dataclass(frozen=True)
 class InputKind:
@@ -102,7 +108,8 @@ def kinds(rows: int) -> tuple[InputKind, ...]:
         InputKind(InputKindName.EDGES, number * max(rows, 1), bool(number % 2))
         for number in range(2 if rows >= _ROWS else 4)
     )
-    return (InputKind(InputKindName.ZEROS), InputKind(InputKindName.LARGE), InputKind(InputKindName.SMALL), *edges)
+    names = (InputKindName.ZEROS, InputKindName.LARGE, InputKindName.SMALL, InputKindName.NAN)
+    return (*map(InputKind, names), *edges)
 
 
 @dataclass(frozen=True)
@@ -112,12 +119,14 @@ class Fresh:
     Attributes:
         refused: Names of kinds on which the model does not run, and why: who verifies adds them.
         usual: Names of kinds -> names of inputs that keep usual values there, and why the model does not run on special ones of these.
+        undetermined: Variables that are not compared since TensorFlow's own rounding decides what a step makes of them.
     """
 
     make: Callable[[int, InputKind], Mapping[str, NDArray[Any]]]
     kinds: tuple[InputKind, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
     usual: dict[str, tuple[dict[str, None], str]] = field(default_factory=dict)
+    undetermined: dict[str, None] = field(default_factory=dict)
 
     def __call__(self, seed: int, kind: InputKind = RANDOM) -> Mapping[str, NDArray[Any]]:
         """A set."""
@@ -132,6 +141,10 @@ class Fresh:
             for name, (inputs, why) in self.usual.items()
             if name not in self.refused
         )
+        if variables := list(dict.fromkeys(name.removeprefix("change of ") for name in self.undetermined)):
+            left_out += (
+                f"; not of {_some(variables)}: nothing but rounding decides what TensorFlow's step makes of them"
+            )
         text = f"verified on {len(self.kinds)} sets of made-up inputs ({', '.join(names)}) in {seconds:.1f} s{left_out}"
         return (text,) if self.kinds else ()
 
@@ -163,6 +176,31 @@ def numbers(drawn: NDArray[Any], kind: InputKind, name: str) -> NDArray[Any]:
     made = np.select([turn == number for number in range(len(choices))], choices, drawn)
     again: NDArray[np.intp] = np.flatnonzero((turn == _ROWS - 1) & (row > 0))
     made[again] = made[again - 1]
+    return made
+
+
+def takes_nan(flat: FlatGraph, node: int, port: int) -> bool:
+    """True if what becomes of NaN in an input is defined: it is only moved, calculated with element by element, compared, or searched for
+    the largest or the least. Sums are left out, which hand it on to everything behind."""
+    graph, seen, waiting = flat.graph, {(node, port)}, [(node, port)]
+    while waiting and len(seen) < _MOST_STATES:
+        source, at = waiting.pop()
+        for user, _ in graph.uses(source, at):
+            op = graph.ops[user]
+            if op not in _TAKES_NAN or _range(str(graph.attrs[user].get("DstT")))[1] < _ANY:
+                return False
+            if op not in _ENDS_NAN:
+                further = {(user, out) for out in ports(flat, user)} - seen
+                seen |= further
+                waiting += further
+    return not waiting
+
+
+def with_nan(drawn: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """Numbers, a quarter of which become NaN or infinite, and every fourth row NaN alone."""
+    pool = np.array([np.nan, np.inf, -np.inf, np.nan], drawn.dtype)
+    made = np.where(rng.random(drawn.shape) < 0.25, rng.choice(pool, drawn.shape), drawn)
+    made[1::4] = np.nan
     return made
 
 
@@ -201,7 +239,7 @@ def chosen(drawn: NDArray[Any], pool: NDArray[Any], first: Any, last: Any, kind:
         first: The one for zeros.
         last: The one for large values.
     """
-    if not drawn.size or kind.name is InputKindName.RANDOM:
+    if not drawn.size or kind.name in (InputKindName.RANDOM, InputKindName.NAN):
         return drawn
     if kind.name is not InputKindName.EDGES:
         ends = {InputKindName.ZEROS: first, InputKindName.LARGE: last, InputKindName.SMALL: drawn.reshape(-1)[0]}

@@ -46,6 +46,8 @@ from msplit.inputs.special import (
     limits,
     nested_boxes,
     numbers,
+    takes_nan,
+    with_nan,
 )
 from msplit.opset.traits import PARSERS, ops_with, traits
 from msplit.shapes.registry import plain_shape
@@ -152,6 +154,9 @@ def made_up(
     drawn = _numbers(dtype, shape, use, rng)
     if kind is RANDOM or not shape:
         return drawn
+    if kind.name is InputKindName.NAN:
+        takes = dtype.kind == "f" and not _as_ids(dtype, use) and takes_nan(flat, spec.node, spec.port)
+        return with_nan(drawn, rng) if takes else drawn
     if dtype.kind in "fcV" and not _as_ids(dtype, use):
         made = numbers(drawn.astype(np.complex128 if dtype.kind == "c" else np.float64), kind, spec.name).astype(dtype)
         if kind.name is not InputKindName.EDGES:

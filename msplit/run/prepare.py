@@ -26,7 +26,8 @@ from msplit.run.setup import Setup
 from msplit.run.tuning import Tuned
 from msplit.run.upgrade import Inputs, hurrying, one_at_a_time, start_improving
 from msplit.run.variants import as_it_runs, naming_open_shapes, set_up
-from msplit.verify.check import Verification, seconds_of, verified
+from msplit.verify.check import verified
+from msplit.verify.chosen_inputs import Verification, seconds_of
 from msplit.verify.compare import computed_in
 from msplit.verify.results import Running, Variant
 

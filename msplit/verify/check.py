@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,12 @@ from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.tensorflow.engine import REFERENCE
 from msplit.errors import EngineError, OutOfMemory, WrongShape
-from msplit.inputs.reference import Reference
-from msplit.inputs.special import RANDOM, Fresh, InputKind, InputKindName
-from msplit.progress import Progress, Sums, phase
+from msplit.inputs.special import RANDOM, InputKindName
+from msplit.progress import phase
 from msplit.verify import stepping
+from msplit.verify.chosen_inputs import SPECIAL, Verification, announcing, kinds_for, run_last, sets_of, without_refused
 from msplit.verify.compare import (
+    ANY_FINITE,
     ModelComparison,
     best_of,
     compare,
@@ -31,8 +32,10 @@ from msplit.verify.compare import (
     least_state_tolerances,
     output_tolerances,
     state_tolerances,
+    undetermined,
 )
 from msplit.verify.mixed_precision import emulated_errors
+from msplit.verify.op_by_op import OP_BY_OP, compare_ops
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
 
 Pair = tuple[Running, Running, Precision]
@@ -40,52 +43,6 @@ Pair = tuple[Running, Running, Precision]
 
 Compared = Callable[..., ModelComparison]
 """Compares outputs, of what is got and what is expected, in a precision, of all that are held against each other."""
-
-
-@dataclass(frozen=True, eq=False)
-class Verification:
-    """Settings of verification: on inputs that `fresh` makes from a seed and, if there is one, against a reference.
-
-    `computed` is as `Reference` has it. `rounding` is, for those that are held to it, as `compare` has it. Where it is `proved` that the
-    rewritten graph does what it did op by op, only streams and kernels are left to verify.
-    """
-
-    fresh: Callable[[int], Arrays] | Fresh
-    settings: Settings
-    reference: Reference | None
-    tell: Progress
-    computed: Mapping[str, str] | None = None
-    rounding: Mapping[Variant, Mapping[str, float]] = field(default_factory=dict)
-    special: bool = True
-    proved: bool = False
-
-    @property
-    def kinds(self) -> tuple[InputKind, ...]:
-        """Those of special inputs."""
-        return self.fresh.kinds if self.special and isinstance(self.fresh, Fresh) else ()
-
-    def made(self, seed: int, kind: InputKind) -> Arrays:
-        """Inputs of a kind."""
-        return self.fresh(seed, kind) if isinstance(self.fresh, Fresh) else self.fresh(seed)
-
-    def refuse(self, kind: InputKind, why: str) -> None:
-        """Notes that nothing can be verified on a kind of inputs."""
-        if isinstance(self.fresh, Fresh):
-            self.fresh.refused.setdefault(kind.name.value, why)
-
-    def leave_usual(self, kind: InputKind, names: Iterable[str], why: str) -> None:
-        """Notes inputs that have usual values in a kind of inputs."""
-        if isinstance(self.fresh, Fresh):
-            self.fresh.usual.setdefault(kind.name.value, ({}, why))[0].update(dict.fromkeys(names))
-
-
-SPECIAL = "verifying special inputs"
-"""The phase in which that is done."""
-
-
-def seconds_of(sums: Sums) -> float:
-    """Sum up the seconds that special inputs took."""
-    return sum(one.seconds for one in sums.phases if one.phase == SPECIAL)
 
 
 UNCHANGED = "the graph op by op"
@@ -316,10 +273,32 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
         if how.kinds:
             with phase(SPECIAL):
                 _verify_special(built, truth or built[0], state, how, own, compared)
+                if truth is not None and truth.variant.engine is REFERENCE:
+                    _verify_ops(built, how, own)
         _verify_beside(built, truth if reference is not None and reference.learns else None, state, how, own, compared)
     finally:
         if truth is not None:
             truth.close()
+
+
+def _verify_ops(built: Sequence[Running], how: Verification, own: Mapping[Running, Precision]) -> None:
+    """Compares each op by itself with TensorFlow, on random inputs and on the first edges: of everything in IEEE precision on one GPU that
+    runs a graph of its own."""
+    kinds = [RANDOM, *[kind for kind in how.kinds if kind.name is InputKindName.EDGES][:1]]
+    seen: list[Any] = []
+    for one in built:
+        job = one.variant.job
+        options = job.options
+        several = bool(options.split or options.devices) or options.shards is not None
+        if not isinstance(one.variant.engine, CudaEngine) or not own[one].ieee or several or one.executable is None:
+            continue
+        compiled = one.variant.engine.compile(job)
+        for kind in kinds if all(compiled is not other for other in seen) else ():
+            if how.runs_on(kind):
+                found = compare_ops(compiled, job, how.made(how.settings.seed + 1, kind))
+                if not found.passed:
+                    one.checks.append(OutputCheck(f"{OP_BY_OP}, on {kind.name} inputs", own[one], 1, found))
+        seen.append(compiled)
 
 
 def _verify_beside(
@@ -426,7 +405,7 @@ def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> A
         if LOSS_SCALE in one.running.save_state():
             inputs = [] if how.reference is None else [how.reference.feeds]
             inputs += [
-                how.made(seed, kind) for kind in _kinds(how, half=True) or [RANDOM] for seed in _seeds(how.settings)
+                how.made(seed, kind) for kind in kinds_for(how, half=True) or [RANDOM] for seed in _seeds(how.settings)
             ]
             scale = FIRST_SCALE[LOSS_SCALE]
             while scale > 1:
@@ -460,22 +439,6 @@ def _truth(built: Sequence[Running], how: Verification, state: Arrays) -> Runnin
     return truth if truth.can_step else None
 
 
-def _kinds(how: Verification, *, half: bool) -> list[InputKind]:
-    """Kinds of inputs for a precision: in half precision those of ordinary size, within float16's range."""
-    return [kind for kind in how.kinds if not half or kind.name not in (InputKindName.LARGE, InputKindName.SMALL)]
-
-
-def _sets(how: Verification, kinds: Sequence[InputKind], alone: bool) -> list[tuple[InputKind, list[Arrays]]]:
-    """Kinds of inputs to verify on, and what is stepped on before each: where a step says nothing of the next (`alone`) the same strings
-    beside other numbers, and the same numbers beside other strings; else, of some, a random one."""
-    usual, other = how.fresh(how.settings.seed + 1), how.fresh(how.settings.seed + 2)
-    words = {name for name, value in usual.items() if value.dtype.kind == "O"}
-    parts = (words, usual.keys() - words) if words and alone else ()
-    mixed: list[Arrays] = [{**other, **{name: usual[name] for name in part}} for part in parts if part]
-    again = [] if alone else [RANDOM, *[kind for kind in kinds if kind.name is InputKindName.EDGES][:1]]
-    return [*[(RANDOM, mixed)][: len(mixed)], *((kind, []) for kind in kinds), *((kind, [other]) for kind in again)]
-
-
 def _verify_special(
     built: Sequence[Running],
     truth: Running,
@@ -492,10 +455,10 @@ def _verify_special(
     Each kind has to pass by itself. Variables may do so with another seed, see `best_of`; nothing else may.
     """
     ours = [one for one in built if one is not truth and isinstance(one.variant.engine, CudaEngine)]
-    kinds = _kinds(how, half=any(own[one].half for one in ours))
+    kinds = kinds_for(how, half=any(own[one].half for one in ours))
     alone = not (state or stepping.draws(truth))
     held: list[dict[str, NDArray[Any]]] = [{}, {}, {}]
-    sets = _sets(how, kinds, alone)
+    sets = sets_of(how, kinds, alone)
     found: dict[tuple[Running, str], list[ModelComparison]] = {}
     for number, (kind, before) in enumerate(sets if ours else ()):
         how.tell(SPECIAL, number / len(sets))
@@ -510,8 +473,8 @@ def _verify_special(
                 if kind is RANDOM and not isinstance(problem, WrongShape):
                     raise
                 seed = how.settings.seed + 1 + attempt
-                run = partial(_run_last, truth, [] if alone else before, begun)
-                again = None if stepping.draws(truth) else _without_refused(run, how.fresh(seed), fed[-1])
+                run = partial(run_last, truth, [] if alone else before, begun)
+                again = None if stepping.draws(truth) else without_refused(run, how.fresh(seed), fed[-1])
                 if again is None:
                     how.refuse(kind, problem.what)
                     break
@@ -521,10 +484,10 @@ def _verify_special(
             if none and truth.variant.label == UNCHANGED:
                 how.refuse(kind, f"{none[0]} is NaN there in every variant")
             tolerances: dict[Precision, dict[str, float]] = {}
-            announcing = _announcing(kind, fed) if before and not alone else [(0, feeds, None) for feeds in fed]
+            to_come = announcing(kind, fed) if before and not alone else [(0, feeds, None) for feeds in fed]
             for one in left:
                 try:
-                    steps = stepping.run_announcing(one, held, announcing)
+                    steps = stepping.run_announcing(one, held, to_come)
                     outputs, mine = stepping.last_of(one, steps, begun)
                 except WrongShape as problem:  # the host made something longer, or shorter, of them
                     how.refuse(kind, problem.what)
@@ -550,50 +513,6 @@ def _verify_special(
     _note(found, truth, own)
 
 
-_MOST_RUNS = 24
-"""Runs that find which inputs a kind of inputs is refused for: one of 100 takes 14."""
-
-Ran = tuple[Arrays, Arrays]
-"""Outputs, and variables after a step."""
-
-
-def _run_last(truth: Running, before: Sequence[Arrays], begun: Arrays, feeds: Arrays) -> Ran | None:
-    """The outputs of a step behind others, and the variables after it; None where the model does not run on it."""
-    try:
-        return stepping.run_steps(truth, [*before, feeds], begun)
-    except EngineError:
-        return None
-
-
-def _without_refused(
-    run: Callable[[Arrays], Ran | None], usual: Arrays, special: Arrays
-) -> tuple[Arrays, list[str], Ran] | None:
-    """Special inputs as far as the model runs on them: usual values for those that it refuses, their names, and what it gives. None
-    where nothing special is left.
-
-    What it refuses is found by halves: a few inputs of many, as a rule.
-    """
-    kept, refused, found = usual, list[str](), None
-    differ = [name for name, value in special.items() if not np.array_equal(value, usual[name])]
-    # Numbers first: ids are what is refused most often.
-    differ.sort(key=lambda name: special[name].dtype.kind in "iuO")
-    waiting = [differ[len(differ) // 2 :], differ[: len(differ) // 2]]
-    for _ in range(_MOST_RUNS):
-        if not waiting:
-            break
-        names = waiting.pop()
-        tried = {**kept, **{name: special[name] for name in names}}
-        made = run(tried) if names else None
-        if made is not None:
-            kept, found = tried, made
-        elif len(names) > 1:
-            waiting += [names[len(names) // 2 :], names[: len(names) // 2]]
-        else:
-            refused += names
-    refused += [name for names in waiting for name in names]
-    return None if found is None else (kept, refused, found)
-
-
 def _note(
     found: Mapping[tuple[Running, str], Sequence[ModelComparison]], truth: Running, own: Mapping[Running, Precision]
 ) -> None:
@@ -602,14 +521,6 @@ def _note(
         failed = [each for each in comparisons if not each.passed]
         worst = failed[0] if failed else max(comparisons, key=lambda each: each.needed)
         one.checks.append(OutputCheck(f"{what}{truth.variant.label}", own[one], len(comparisons), worst))
-
-
-def _announcing(kind: InputKind, fed: Sequence[Arrays]) -> list[stepping.Announcing]:
-    """Two steps, of which the first announces the second; or, in the mapping of the last second one, inputs that do not come."""
-    first, second = fed
-    if kind is RANDOM:
-        return [(0, first, (1, second)), (1, second, None)]
-    return [(1, first, (2, first)), (0, second, None)]
 
 
 def _announced(
@@ -650,6 +561,11 @@ def _learned(
         known[precision] = state_tolerances(
             state, after, stepped, draws=draws, precision=precision, tolerance=tolerance
         )
+    found = compare_state(mine, after, known[precision], state)
+    if names := [one.name for one in found.outputs if not one.passed and one.needed < ANY_FINITE and not one.exact]:
+        names = undetermined(state, after, stepped, names, precision=precision)
+        known[precision] |= dict.fromkeys(names, ANY_FINITE)
+        how.leave_out(names)
     return compare_state(mine, after, known[precision], state)
 
 

@@ -291,6 +291,20 @@ _MOVES = 5
 """Number of times that values are moved to learn what that does to an output, which may be a single number."""
 
 
+_TIMES_ROUNDING = 8.0
+"""Quotient of how far `_STATE` moves values and of rounding in its precision."""
+
+_DECIDES = 0.5
+"""Distance of a variable from itself from which on nothing but rounding decides what it is. A ReLU that lets another example through moves
+one by 0.011."""
+
+_FEWER_MOVES = 3
+"""Number of times that values are moved to learn whether anything but rounding decides a variable: it has to be far away each time."""
+
+ANY_FINITE = 1e30
+"""Tolerance where all finite numbers are right."""
+
+
 def state_tolerances(
     state: Arrays,
     after: Arrays,
@@ -328,6 +342,28 @@ def state_tolerances(
         return least
     carried = away(_moved(state, amplitude))
     return {name: max(most, _ROUNDING * max(carried[name], again[name])) for name, most in least.items()}
+
+
+def undetermined(
+    state: Arrays, after: Arrays, stepped: Callable[[Arrays], Arrays], names: Sequence[str], *, precision: Precision
+) -> list[str]:
+    """Of some variables and changes, those that TensorFlow's own rounding decides: each time that the values to begin with are moved by no
+    more than rounding, they come out at least half their size away. The gradient of a bias in front of a batch norm is one, which is zero
+    but for rounding, and what Adam makes of it.
+
+    Args:
+        state: The variables before the steps.
+        after: The variables after them.
+        stepped: As `state_tolerances` has it.
+        names: As `with_changes` has them.
+        precision: In which the steps are made.
+    """
+    expected = with_changes(after, state)
+    for seed in range(_FEWER_MOVES):
+        begun = _moved(state, _STATE[precision][1] / _TIMES_ROUNDING, seed)
+        other = with_changes(stepped(begun), begun) if names else {}
+        names = [name for name in names if _distance(other[name], expected[name]) >= _DECIDES]
+    return list(names)
 
 
 def least_state_tolerances(
@@ -377,14 +413,15 @@ def output_tolerances(
 def _moved(state: Arrays, amplitude: float, seed: int = 0) -> dict[str, NDArray[Any]]:
     """Variables, each number moved by up to a share of itself; with the same seed the same ones every time."""
     generator = np.random.default_rng(seed)
+    return {name: move(np.asarray(value), amplitude, generator) for name, value in state.items()}
 
-    def moved(value: NDArray[Any]) -> NDArray[Any]:
-        if tolerance_of(value.dtype.name) == 0.0:
-            return value
-        noise = generator.uniform(-amplitude, amplitude, value.shape)
-        return np.asarray(value * (1 + noise).astype(value.dtype))
 
-    return {name: moved(np.asarray(value)) for name, value in state.items()}
+def move(value: NDArray[Any], amplitude: float, generator: np.random.Generator) -> NDArray[Any]:
+    """Numbers, each moved by up to a share of itself; of types that must be equal, as they are."""
+    if tolerance_of(value.dtype.name) == 0.0:
+        return value
+    noise = generator.uniform(-amplitude, amplitude, value.shape)
+    return np.asarray(value * (1 + noise).astype(value.dtype))
 
 
 def _distance(got: NDArray[Any], expected: NDArray[Any]) -> float:

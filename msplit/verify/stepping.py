@@ -51,8 +51,22 @@ def run_announcing(
 
 
 def run_steps(one: Running, fed: Iterable[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
-    """The outputs of the last of some steps, and the variables after it, from the variables before the first."""
+    """The outputs of the last of some steps, and the variables after it, from the variables before the first.
+
+    Where they draw random numbers, these are the ones of the steps behind `STEPS`, also of a session that has drawn them before.
+    """
+    wind_back(one, state)
     return last_of(one, ({name: np.array(value) for name, value in one.step(feeds).items()} for feeds in fed), state)
+
+
+def wind_back(one: Running, state: Arrays) -> None:
+    """Opens a session of TensorFlow anew that has drawn the random numbers of a step already, and takes the steps before that one: what
+    it draws depends on nothing but how many steps came before."""
+    if STEPS in state and one.since > state[STEPS] and draws(one) and not isinstance(one.variant.engine, CudaEngine):
+        one.close()
+        one.build(one.variant.job)
+        while one.since < state[STEPS]:
+            one.step(one.variant.job.feeds)
 
 
 def last_of(one: Running, steps: Iterator[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:

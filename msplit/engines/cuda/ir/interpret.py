@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import out_of_memory
-from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node, Unsupported
@@ -134,6 +134,45 @@ def walk(
             for key in step.inputs:
                 if last[key] == number:
                     values.pop(key, None)
+
+
+def walk_given(
+    program: Program,
+    feeds: Mapping[str, NDArray[Any]],
+    state: Mapping[str, NDArray[Any]],
+    given: Mapping[Key, NDArray[Any]],
+    device: torch.device,
+) -> Iterator[tuple[KernelCall, Key, NDArray[Any]]]:
+    """Runs a program step by step, and gives out what each step makes in place of a value that is given; what follows reads the given one,
+    which may be another by then.
+
+    A value of another shape or type than the given one is left as it is, and not given out.
+    """
+    memory = StateMemory(program.state, device)
+    memory.load(state)
+    values = {key: to_torch(feeds[name], device) for name, key in program.feeds.items()} | memory.values()
+    last = {key: number for number, step in enumerate(program.steps) for key in step.inputs}
+    with torch.no_grad():
+        for number, step in enumerate(program.steps):
+            for port, result in enumerate(step.call(*_arguments(program, step, values))):
+                key = step.op.node, port
+                like = tuple(result.shape), dtype_name(result.dtype)
+                if key in given and like == (given[key].shape, given[key].dtype.name):
+                    yield step, key, to_numpy(result)
+                    result = _laid_like(result, given[key]) if key in last else result
+                if key in last:
+                    values[key] = result
+            for key in step.inputs:
+                if last[key] == number:
+                    values.pop(key, None)
+
+
+def _laid_like(result: torch.Tensor, value: NDArray[Any]) -> torch.Tensor:
+    """A value where it lies in memory as a result does, which kernels know of what they read; as it is where elements share theirs."""
+    if 0 in result.stride():
+        return to_torch(value, result.device)
+    laid = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+    return laid.copy_(to_torch(value))
 
 
 def _arguments(program: Program, step: KernelCall, values: Mapping[Key, torch.Tensor]) -> list[torch.Tensor]:

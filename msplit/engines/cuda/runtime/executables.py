@@ -6,7 +6,7 @@ Computes the effect of TF32 on a model exactly: only what products and convoluti
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Job
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
 from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
-from msplit.engines.cuda.ir.graph import PEER_COPY, OpGraph
+from msplit.engines.cuda.ir.graph import PEER_COPY, Key, OpGraph
+from msplit.engines.cuda.ir.interpret import walk_given
 from msplit.engines.cuda.ir.program import Program, StateMemory
 from msplit.engines.cuda.ir.windows import to_tf32
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
@@ -119,6 +120,18 @@ class Compiled:
             return float(np.median(times))
         finally:
             executable.close()
+
+    def alone(
+        self, job: Job, feeds: Arrays, given: Mapping[Key, NDArray[Any]]
+    ) -> Iterator[tuple[str, tuple[int, ...], Key, NDArray[Any]]]:
+        """Runs steps one by one, from the job's own variables, on given values of the flat graph. Gives out each value that is given, too,
+        with what a step makes in its place: the step's op, the nodes that it does the work of, the value's key, and the result."""
+        host, device = self.optimized.host, Device.of(torch.device(job.options.first))
+        fed = feeds if host is None else host.run(feeds)[0]
+        fed = {STEPS: np.zeros((), np.int64), **fed}
+        with device.entered(), precision(job.precision.ieee):
+            for step, key, made in walk_given(self.program, fed, job.state, given, device.place):
+                yield step.op.op, tuple(step.op.source_nodes), key, made
 
     def profile(self, job: Job, *, seconds: float, grids: bool, progress: Progress | None = None) -> Measured:
         """Times every kind of step alone, in the job's precision; see `kernel_profile.measure`."""
