@@ -144,7 +144,7 @@ def test_a_pool_answers_on_all(built: Path, groups: int) -> None:
             assert_close(pending.result(), expected[one])
         stats = pool.stats()
         assert (stats.answered, stats.failed, stats.in_flight) == (len(order), 0, 0)
-        free = [len(place) for place in pool._flights._free[0]]
+        free = [len(place) for place in pool._steps.scheduler._free[0]]
         assert free == [groups, groups]
 
 
