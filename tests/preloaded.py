@@ -1,7 +1,8 @@
 """Workers of pytest-xdist begin with the test modules loaded: they are forked from one process that has imported what they collect.
 
-Each would import it for itself otherwise, and rewrite all asserts where no earlier run has: 13 seconds of a processor in each, or 33. `tests/conftest.py` has xdist start its workers so, and `tests/forked.py` forks. Where there is a GPU they are new processes, since
-CUDA does not outlive a fork; so they are where `MSPLIT_FORK_WORKERS=0` says it.
+Each would import it for itself otherwise, and rewrite all asserts where no earlier run has: 13 seconds of a processor in each, or 33.
+`tests/conftest.py` has xdist start its workers so, and `tests/forked.py` forks. Where there is a GPU they are new processes, since CUDA
+does not outlive a fork; so they are where `MSPLIT_FORK_WORKERS=0` says it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ def test_workers_are_forked() -> None:
     """`python -m tests.preloaded tests` says which test module starts a thread, behind which no process is forked."""
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     asked = os.environ.get("MSPLIT_FORK_WORKERS") != "0" and not any(Path("/dev").glob("nvidia*"))
-    assert preloaded.LOADED == (is_worker and asked)
+    assert (is_worker and asked) == preloaded.LOADED
 
 
 def test_files_of_tests_are_those_that_arguments_name() -> None:
