@@ -246,6 +246,22 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return result
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Workers are forked from a process that has imported what they test."""
+    from tests.preloaded import fork_workers
+
+    fork_workers(config)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker has not imported what it was forked with."""
+    if hasattr(session.config, "workerinput"):
+        from tests.preloaded import save_coverage
+
+        save_coverage()
+
+
 def pytest_report_header() -> str:
     """Tells how many answers of TensorFlow are used that it gave earlier."""
     from tests import kept

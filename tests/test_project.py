@@ -1,6 +1,7 @@
 """The package as users get it: what is in the wheel, what it imports, what it says it needs, and how fast it starts."""
 
 import ast
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -109,8 +110,13 @@ def budget() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("budget", ROOT / "tools" / "budget.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    collecting = gc.isenabled()
+    gc.disable()  # it would look through the million nodes of all syntax trees again and again
     yield module
-    module.tree.cache_clear()  # a million objects that the garbage collector would look at in all tests to come
+    for cached in (module.tree, module.op_collections.parsed, module.op_collections.nodes):
+        cached.cache_clear()
+    if collecting:
+        gc.enable()
 
 
 def test_a_figure_above_its_limit_is_told(budget: ModuleType) -> None:
@@ -170,24 +176,32 @@ def test_the_budget_finds_what_it_counts(budget: ModuleType, tmp_path: Path, mon
     )
 
 
-def names_in(path: Path, tree: ast.Module) -> set[str]:
+def names_in(path: Path, nodes: Iterable[ast.AST]) -> set[str]:
     """Every name in a module's code; of a package its modules, too."""
     found = {part.stem for part in path.parent.iterdir()} if path.stem == "__init__" else set()
-    for node in ast.walk(tree):
-        for field in NAMING.intersection(node._fields):
+    for node in nodes:
+        for field in NAMING[type(node)]:
             name = getattr(node, field)
             if isinstance(name, str):
                 found.add(name.split(".")[0])
     return found
 
 
-NAMING = {"name", "asname", "id", "attr", "arg"}
+class Naming(dict[type[ast.AST], set[str]]):
+    """Fields of each kind of node that hold a name."""
+
+    def __missing__(self, kind: type[ast.AST]) -> set[str]:
+        return self.setdefault(kind, {"name", "asname", "id", "attr", "arg"}.intersection(kind._fields))
+
+
+NAMING = Naming()
 
 
 def test_what_the_text_of_the_package_names_is_there(budget: ModuleType) -> None:
     """A `module.name` in backticks, in docstrings and comments: renaming and moving leaves none of them behind."""
     modules = budget.modules()
-    own = {name: names_in(path, budget.tree(path)) for name, path in modules.items()}
+    nodes = budget.op_collections.nodes
+    own = {name: names_in(path, nodes(path.read_text("utf-8"))) for name, path in modules.items()}
     own["msplit"] |= {*msplit.__all__}  # which come by themselves when they are asked for
     known: dict[str, set[str]] = {}
     for name in modules:

@@ -9,6 +9,7 @@ docstring. Imports for type checkers alone do not count. A test compares the fil
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ BOX, LANE, GAP = 220, 14, 20  # widths: of a box, of an arrow that passes betwee
 HEIGHT, ROW = 58, 92  # of a box, and from row to row
 CHARACTERS, LINES = 36, 3  # in a line, lines in a box
 MARGIN, TITLE = 24, 44
+
+BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where statements have statements."""
 
 Edges = dict[str, set[str]]
 LATER = re.compile(r"'(msplit(?:\.\w+)+)'")
@@ -44,9 +48,15 @@ marker path { fill: #93a5c9 }
 }"""
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A module's syntax tree."""
+    return ast.parse(path.read_text("utf-8"))
+
+
 def imported(tree: ast.AST) -> Iterator[str]:
     """Full names of what a module imports when it runs, functions included."""
-    for node in ast.iter_child_nodes(tree):
+    for node in (node for field in BODIES for node in getattr(tree, field, ())):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.Import):
@@ -70,7 +80,7 @@ def edges_of(package: str) -> Edges:
     found: Edges = {name: set() for name in parts}
     for name, path in parts.items():
         for module in sorted(path.parent.rglob("*.py")) if path.stem == "__init__" else [path]:
-            tree = ast.parse(module.read_text("utf-8"))
+            tree = parsed(module)
             later = LATER.findall(ast.unparse(tree)) if module.name == "__init__.py" else []
             for target in [*imported(tree), *later]:
                 if target.startswith(f"{package}."):
@@ -118,7 +128,7 @@ def rows_of(edges: Edges) -> dict[str, int]:
 
 def sentence(path: Path) -> list[str]:
     """The first sentence of a module's docstring, in lines of a box."""
-    text = " ".join((ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split("\n\n")[0].split())
+    text = " ".join((ast.get_docstring(parsed(path)) or "").split("\n\n")[0].split())
     lines = textwrap.wrap(text.split(". ")[0].rstrip("."), CHARACTERS)
     if not 0 < len(lines) <= LINES:
         raise SystemExit(f"{path}: the first sentence of its docstring does not fit a box of {LINES} lines: {text!r}")

@@ -304,5 +304,5 @@ def _inputs(graph: Graph, data: Mask) -> Hashes:
     tensor = mixed(mixed(edges.src.astype(np.uint64)) + (edges.port + 1).astype(np.uint64))
     own = np.where(data, mixed(tensor + edges.slot.astype(np.uint64)), np.uint64(0))
     total = np.concatenate((np.zeros(1, np.uint64), np.cumsum(own, dtype=np.uint64)))
-    result: Hashes = total[graph.in_start[1:]] - total[graph.in_start[:-1]]
+    result: Hashes = np.diff(total[graph.in_start])
     return result

@@ -365,7 +365,7 @@ def _operands(flat: FlatGraph, node: int, slot: int) -> list[NDArray[Any]]:
 
 def _range(name: str) -> _Range:
     """The least and the most that a type of integers holds; of others, anything."""
-    dtype = np.dtype(getattr(np, name, float))
+    dtype = np.dtype(name if hasattr(np, name) else "float64")
     return (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)) if dtype.kind in "iu" else (-_ANY, _ANY)
 
 

@@ -1,5 +1,6 @@
 """ONNX Runtime as a row of `bench`: right where it runs a model, and a reason where it does not."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,14 @@ from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
 from msplit.inputs.make import feeds_for
 
-pytest.importorskip("onnxruntime")
-pytest.importorskip("tf2onnx")
-pytestmark = pytest.mark.tf
+pytestmark = [
+    pytest.mark.tf,
+    # Not imported here: it starts a thread, and workers are forked when tests are imported (`tests/preloaded.py`).
+    *(
+        pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"could not import '{name}'")
+        for name in ("onnxruntime", "tf2onnx")
+    ),
+]
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 

@@ -92,8 +92,7 @@ class LoweringCall:
         ]
         if self.mixed:
             arguments = _on_the_gpu(arguments)
-        parts = parts_of(self.op)
-        if not parts:
+        if not (parts := parts_of(self.op)):
             return as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw))
         buffer = arguments.pop()
         room = {part.port: part.of(buffer) for part in parts}
@@ -105,7 +104,8 @@ class LoweringCall:
 
 
 def _on_the_gpu(arguments: list[Any]) -> list[Any]:
-    place = next(value.device for value in arguments if isinstance(value, torch.Tensor) and value.device.type != "cpu")
+    found = (value.device for value in arguments if isinstance(value, torch.Tensor) and value.device.type != "cpu")
+    place = next(found, torch.device("cpu"))  # a damaged build may say so of a step that has nothing on one
     return [value.to(place) if isinstance(value, torch.Tensor) else value for value in arguments]
 
 

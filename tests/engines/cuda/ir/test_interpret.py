@@ -52,3 +52,11 @@ def test_a_call_of_tensors_in_two_places_is_told_so():
         assert isinstance(call, LoweringCall)
         assert call.mixed == mixed
         assert tracer.values[4, 0].device.type == there
+
+
+def test_a_damaged_build_may_say_of_a_step_on_the_cpu_that_it_has_inputs_on_both():
+    """It raised StopIteration, which is no message."""
+    op = Op(5, "n", "AddV2", {}, [(0, 0), (1, 0)], [5])
+    one = torch.ones(2)
+    (found,) = LoweringCall(table()["AddV2"], op, {}, mixed=True)(one, one)
+    assert found.tolist() == [2, 2]

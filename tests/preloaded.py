@@ -1,0 +1,130 @@
+"""Workers of pytest-xdist begin with the test modules loaded: they are forked from one process that has imported what they collect.
+
+Each would import it for itself otherwise, and rewrite all asserts where no earlier run has: 13 seconds of a processor in each, or 33.
+`tests/conftest.py` has xdist start its workers so, and `tests/forked.py` forks. Where there is a GPU they are new processes, since CUDA
+does not outlive a fork; so they are where `MSPLIT_FORK_WORKERS=0` says it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import forked
+
+_VARIABLE = "MSPLIT_PRELOADED"
+
+
+def modules(arguments: Iterable[str]) -> Iterator[Path]:
+    """Files of tests that pytest's arguments name."""
+    for argument in arguments:
+        path = Path(argument.partition("::")[0]).absolute()
+        yield from sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+
+
+def fork_workers(config: pytest.Config) -> None:
+    """Has execnet fork its processes, from one that is started with the first of them."""
+    if os.environ.get("MSPLIT_FORK_WORKERS") == "0" or any(Path("/dev").glob("nvidia*")):
+        return
+    from execnet import gateway_base, gateway_io
+
+    given = {"arguments": config.args, "covered": config.pluginmanager.hasplugin("_cov")}
+    began = gateway_io.Popen2IOMaster.__init__
+
+    def begin(io: Any, arguments: list[str], execmodel: Any) -> None:
+        os.environ[_VARIABLE] = json.dumps(given)
+        try:
+            command = [one for one in arguments if one not in ("-u", "-B")]
+            io.popen = forked.Popen(
+                command, server=(__name__,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_without(_VARIABLE)
+            )
+        except (OSError, AssertionError) as error:
+            sys.stderr.write(f"workers begin anew, since there is no process to be forked: {error}\n")
+            began(io, arguments, execmodel)
+        else:
+            gateway_base.Popen2IO.__init__(io, io.popen.stdin, io.popen.stdout, execmodel)
+        finally:
+            del os.environ[_VARIABLE]
+
+    gateway_io.Popen2IOMaster.__init__ = begin  # type: ignore[method-assign]
+
+
+def _without(name: str) -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != name}
+
+
+class _Loading:
+    """A plugin that imports test modules as pytest does, and collects nothing."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        """Imports all. A module that can not be imported is left to the workers, which say so."""
+        from _pytest import assertion, pathlib
+
+        assertion.pytest_collection(session)
+        for path in modules(self.arguments):
+            with contextlib.suppress(Exception, pytest.skip.Exception):
+                pathlib.import_path(
+                    path, mode="importlib", root=session.config.rootpath, consider_namespace_packages=False
+                )
+            assert len(os.listdir("/proc/self/task")) == 1, f"{path} starts a thread when it is imported"
+        return True
+
+
+def _cover() -> None:
+    """Imports what has to be covered, and notes which lines run: no worker imports it again."""
+    import coverage
+
+    tracer = coverage.Coverage(data_suffix=True)
+    tracer.start()
+    for package in ("msplit.formats", "msplit.rules"):
+        folder = importlib.import_module(package).__path__
+        for found in pkgutil.walk_packages(folder, f"{package}."):
+            importlib.import_module(found.name)
+    tracer.stop()
+    _tracers.append(tracer)
+
+
+_tracers: list[Any] = []
+
+
+def save_coverage() -> None:
+    """Writes what was noted, in a worker that ends: as one begins, it deletes such files of others."""
+    for tracer in _tracers:
+        tracer.save()
+
+
+def _load(arguments: list[str], covered: bool) -> None:
+    if covered:
+        _cover()
+    pytest.main(["-p", "no:cacheprovider", "-p", "no:unraisableexception", *arguments], plugins=[_Loading(arguments)])
+    for name in [name for name in sys.modules if name.startswith("tests.") and name.endswith("conftest")]:
+        del sys.modules[name]  # settings of a process
+    if "tensorflow" in sys.modules:
+        for name in forked.TENSORFLOW:
+            importlib.import_module(name)
+    if compiler := sys.modules.get("msplit.engines.cuda.passes.pointwise_fusion.fuse"):
+        compiler.load()
+
+
+LOADED = _VARIABLE in os.environ
+"""Whether this process was forked from one that has loaded test modules."""
+
+if LOADED:
+    _given = json.loads(os.environ.pop(_VARIABLE))
+    _load(_given["arguments"], _given["covered"])
+if __name__ == "__main__":  # python -m tests.preloaded tests/rules: says which module starts a thread
+    _load(sys.argv[1:], covered=False)
