@@ -1,6 +1,5 @@
 """Whole models on simulated streams against TensorFlow."""
 
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -19,6 +18,7 @@ from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.samples import build, fill
 from msplit.verify.compare import compare
+from tests import forked
 from tests.campaign import campaign
 from tests.engines.cuda.cases import (
     SAMPLES,
@@ -262,6 +262,7 @@ class Block(importlib.abc.MetaPathFinder):
             spec.loader = Refuse()
         return spec
 
+assert "tensorflow" not in sys.modules  # what was imported before the fork, the engine, did not, either
 sys.meta_path.insert(0, Block())
 import numpy as np
 from msplit.formats import read
@@ -288,7 +289,7 @@ except AssertionError:
 
 def test_a_graph_is_read_and_run_without_importing_tensorflow():
     models = [str(SAMPLES / name) for name in ("mmoe_small.pb", "two_signatures")]
-    done = subprocess.run([sys.executable, "-c", BLOCKED, *models], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", BLOCKED, *models], server=forked.ENGINE, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "blocked\n"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from msplit.engines.cuda.device.device import OWN_LLVM
+from tests import forked
 
 SCRIPT = """
 import json, os, sys, types
@@ -49,8 +50,9 @@ def test_it_is_loaded_apart_where_it_has_to_be(tmp_path: Path, first: str, versi
     elif importlib.util.find_spec("triton") is not None:
         pytest.skip("there is one")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", SCRIPT.format(first=first)],
+        server=forked.ENGINE,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
