@@ -85,9 +85,20 @@ def _settle() -> None:
     through a million objects of TensorFlow again and again: half a second each time, in whichever test it happens."""
     loaded = _LARGE & sys.modules.keys()
     if loaded != _settled:
+        if "tensorflow.python" in loaded - _settled:
+            _trace_no_nodes()
         _settled.update(loaded)
         gc.collect()
         gc.freeze()
+
+
+def _trace_no_nodes() -> None:
+    """Of each node TensorFlow keeps the calls that made it. They are many here, pytest's and Hypothesis's among them, and took a fiftieth
+    of all time; nobody asks for them."""
+    from tensorflow.python.util import tf_stack
+
+    calls = tf_stack.extract_stack()
+    tf_stack.extract_stack = lambda stacklevel=1: calls
 
 
 _GATED = tuple(Path(__file__).parent / name for name in ("formats", "rules"))

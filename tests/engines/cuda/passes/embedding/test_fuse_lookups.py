@@ -12,6 +12,7 @@ from msplit.engines.cuda.passes.embedding.intervals import where_rows_lie
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.verify.compare import compare
+from tests.campaign import examples
 from tests.engines.cuda.cases import graph_of, job, kernels
 from tests.engines.cuda.passes.embedding.models import EDGES, STRANGE
 
@@ -219,7 +220,7 @@ def sets_of_columns(draw):
 
 
 @given(drawn=sets_of_columns(), seed=st.integers(0, 9))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(8, 15), deadline=None)
 def test_any_set_of_columns(drawn, seed):
     columns, copies, batch = drawn
     chance = np.random.default_rng(seed)

@@ -9,6 +9,7 @@ from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.verify.compare import compare
+from tests.campaign import examples
 from tests.engines.cuda.cases import graph_of, job, kernels, program_of
 from tests.engines.cuda.passes.embedding.models import EDGES, feeds_of, flat_columns
 
@@ -156,7 +157,7 @@ def test_any_number_may_say_that_there_is_no_id(missing, offset):
     default=st.sampled_from([None, 0, 5]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(8, 15), deadline=None)
 def test_any_condition_and_any_way_from_values_to_ids(
     batch, count, missing, compare_with, steps, combiner, default, seed
 ):

@@ -79,7 +79,7 @@ def test_a_table_of_parts(combiner, strategy):
     gradient=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=examples(15, 1000), deadline=None)
+@settings(max_examples=examples(8, 1000), deadline=None)
 def test_any_ids_and_any_weights(batch, count, combiner, default, squared, gradient, seed):
     def build(tf, v1):
         x, w = fed(tf, v1, count)

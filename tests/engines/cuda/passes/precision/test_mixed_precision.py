@@ -291,7 +291,7 @@ def test_nodes_that_are_to_stay_in_float32_do():
 
 
 @pytest.mark.no_cover
-@settings(max_examples=examples(25, 1000), deadline=None)
+@settings(max_examples=examples(12, 1000), deadline=None)
 @given(random_graphs())
 def test_random_graphs_have_the_types_that_passes_say_and_no_races(made):
     graph_def, feeds, outputs = made

@@ -22,6 +22,7 @@ from msplit.engines.cuda.passes.precision import round_results
 from msplit.engines.cuda.passes.precision.round_results import can_round, expect_rounded, read_by_products
 from msplit.engines.cuda.runtime.executables import RoundedProducts
 from msplit.engines.cuda.stored.program import Weights, pack, unpack
+from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, flat_of, job, run
 from tests.engines.cuda.passes.convolution.test_merge_convolutions import block, data
 from tests.engines.cuda.random_graphs import FLOAT
@@ -75,7 +76,7 @@ def dense(graph, x, inputs, outputs, relu=True):
     return graph.node("Relu", [made], T=FLOAT) if relu else made
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20, 40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(st.tuples(STEP, st.integers(0, 5), st.integers(0, 5), st.booleans()), min_size=2, max_size=12),
     fetched=st.integers(0, 3),
