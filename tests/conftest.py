@@ -4,7 +4,9 @@ import contextlib
 import functools
 import gc
 import importlib.util
+import io
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -38,6 +40,30 @@ if CAMPAIGN:
 # A test that takes long is no wrong answer, and machines are shared. CI tries the same examples each time; everyone else new ones.
 settings.register_profile("msplit", deadline=None, derandomize="CI" in os.environ, max_examples=examples(40, 200))
 settings.load_profile("msplit")
+
+
+logging.getLogger().addHandler(logging.NullHandler())  # else Python writes what is logged to standard error
+
+
+class _Logged(logging.StreamHandler):
+    """Listens to what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+
+    @property
+    def text(self) -> str:
+        """Lines so far."""
+        return self.stream.getvalue()
+
+
+@pytest.fixture
+def caplog() -> Iterator[_Logged]:
+    """What a test logs, in place of pytest's own."""
+    logged = _Logged()
+    logging.getLogger().addHandler(logged)
+    yield logged
+    logging.getLogger().removeHandler(logged)
 
 
 @functools.cache
