@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.passes.embedding.intervals import where_rows_lie
-from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.verify.compare import compare
 from tests.campaign import examples
-from tests.engines.cuda.cases import graph_of, job, kernels
+from tests.engines.cuda.cases import graph_of, job, kernels, outputs_of_tensorflow
 from tests.engines.cuda.passes.embedding.models import EDGES, STRANGE
 
 pytestmark = pytest.mark.tf
@@ -28,7 +27,7 @@ def table(rows, width, dtype=np.float32):
 def grouped(build, feeds, *, streams=(1, 4), outputs=("out",)):
     """The program with lookups joined. It is equal to TensorFlow on 1 and 4 streams."""
     flat = graph_of(build, outputs=list(outputs))
-    expected = reference(flat, feeds)
+    expected = outputs_of_tensorflow(flat, feeds)
     chance = np.random.default_rng(1)
     for count in streams:
         ids = chance.integers(0, count, len(flat)).astype(np.int32)

@@ -26,7 +26,7 @@ from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, SAMPLES, bits, flat_of, graph_of, options_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
 from tests.training_graphs import BATCH
-from tests.training_graphs import graph as training_graph
+from tests.training_graphs import kept as training_graph
 
 IEEE, BF16, FP16 = Precision.IEEE, Precision.BF16, Precision.FP16
 DISTANCE = {BF16: 2e-2, FP16: 2.5e-3}
