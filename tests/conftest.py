@@ -4,7 +4,9 @@ import contextlib
 import functools
 import gc
 import importlib.util
+import io
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -38,6 +40,30 @@ if CAMPAIGN:
 # A test that takes long is no wrong answer, and machines are shared. CI tries the same examples each time; everyone else new ones.
 settings.register_profile("msplit", deadline=None, derandomize="CI" in os.environ, max_examples=examples(40, 200))
 settings.load_profile("msplit")
+
+
+logging.getLogger().addHandler(logging.NullHandler())  # else Python writes what is logged to standard error
+
+
+class _Logged(logging.StreamHandler):
+    """Listens to what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+
+    @property
+    def text(self) -> str:
+        """Lines so far."""
+        return self.stream.getvalue()
+
+
+@pytest.fixture
+def caplog() -> Iterator[_Logged]:
+    """What a test logs, in place of pytest's own."""
+    logged = _Logged()
+    logging.getLogger().addHandler(logged)
+    yield logged
+    logging.getLogger().removeHandler(logged)
 
 
 @functools.cache
@@ -85,9 +111,20 @@ def _settle() -> None:
     through a million objects of TensorFlow again and again: half a second each time, in whichever test it happens."""
     loaded = _LARGE & sys.modules.keys()
     if loaded != _settled:
+        if "tensorflow.python" in loaded - _settled:
+            _trace_no_nodes()
         _settled.update(loaded)
         gc.collect()
         gc.freeze()
+
+
+def _trace_no_nodes() -> None:
+    """Of each node TensorFlow keeps the calls that made it. They are many here, pytest's and Hypothesis's among them, and took a fiftieth
+    of all time; nobody asks for them."""
+    from tensorflow.python.util import tf_stack
+
+    calls = tf_stack.extract_stack()
+    tf_stack.extract_stack = lambda stacklevel=1: calls
 
 
 _GATED = tuple(Path(__file__).parent / name for name in ("formats", "rules"))

@@ -29,6 +29,12 @@ COMMANDS = ("msplit.api", "msplit.cli.main", "msplit.formats", "rich.console", "
 TENSORFLOW = ("tensorflow", "torch", *COMMANDS, "msplit.engines.cuda.engine", "msplit.engines.tensorflow.session")
 """Imports of what runs models. No thread of TensorFlow is started by them, so that a fork is safe."""
 
+ENGINE = ("torch", *COMMANDS, "msplit.engines.cuda.engine")
+"""Imports of the CUDA engine, which does without TensorFlow."""
+
+COMPILER = (*ENGINE, "tests.engines.cuda.passes.pointwise_fusion.compiler")
+"""The same with PyTorch's compiler."""
+
 _SERVER = """
 import gc, importlib, io, json, os, runpy, signal, socket, sys
 
@@ -54,6 +60,8 @@ while True:
     asks.send(str(child).encode())
 
 asks.close()
+if asked["session"]:
+    os.setsid()
 for number, name in enumerate(("stdin", "stdout", "stderr")):
     os.dup2(given[number], number)
     os.close(given[number])
@@ -127,6 +135,7 @@ class Popen(subprocess.Popen[Any]):
             "command": [os.fspath(argument) for argument in args[1:]],
             "environment": dict(os.environ if env is None else env),
             "folder": os.fspath(cwd or os.getcwd()),
+            "session": rest[14],  # start_new_session
             "ignored": [
                 int(number)
                 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)

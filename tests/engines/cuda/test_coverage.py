@@ -8,13 +8,13 @@ import pytest
 
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.report.analysis import _coverage_note
 from msplit.shapes import infer
 from msplit.verify.compare import compare
+from tests.engines.cuda import cases
 from tests.engines.cuda.cases import SAMPLES, graph_of, job
 
 pytestmark = pytest.mark.tf
@@ -33,12 +33,8 @@ def weights(*shape):
 
 def saved(tf, folder, call, kept=(), **inputs):
     """The flat graph of the SavedModel of a function of these inputs (name -> type and shape), which uses what is kept."""
-    module = tf.Module()
-    module.kept = list(kept)
     specs = [tf.TensorSpec(shape, dtype, name=name) for name, (dtype, shape) in inputs.items()]
-    module.call = tf.function(call, input_signature=specs)
-    tf.saved_model.save(module, str(folder), signatures=module.call.get_concrete_function())
-    return flatten(read(folder))
+    return cases.saved(call, specs, kept, folder)
 
 
 def texts(tf, folder, call, *kept):
@@ -389,7 +385,7 @@ def test_what_is_said_is_what_happens(model, tmp_path):
             assert "capture=False" in text
     assert ("served, not built" in words) == bool(found.host or found.behind)
     for one in (feeds, others):
-        assert compare(executable.step(one), reference(flat, one)).passed
+        assert compare(executable.step(one), cases.outputs_of_tensorflow(flat, one)).passed
     executable.close()
 
 

@@ -19,7 +19,7 @@ from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.cuda.passes.distributed import allreduce as collectives_pass
 from msplit.errors import EngineError
 from tests.campaign import CAMPAIGN, campaign
-from tests.engines.cuda.cases import flat_of, options_of, scattered
+from tests.engines.cuda.cases import flat_of, initial_values, options_of, scattered
 from tests.engines.cuda.together import together
 from tests.training_graphs import apart, loaded, stored
 
@@ -114,9 +114,7 @@ def graph(loss="plain", optimizer="sgd", clip=False, rows=None):
             gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
         with tf.control_dependencies(v1.get_collection("updates")):
             step = trainer.apply_gradients(zip(gradients, variables, strict=True), v1.train.get_or_create_global_step())
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            state = {one.op.name: session.run(one) for one in v1.global_variables()}
+        state = initial_values(v1)
     return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
 
 
@@ -186,9 +184,7 @@ def small(build):
         loss, others = build(tf, v1)
         tf.identity(loss, "loss")
         step = others or v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="step")
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            state = {one.op.name: session.run(one) for one in v1.global_variables()}
+        state = initial_values(v1)
     return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
 
 

@@ -5,10 +5,8 @@ import pytest
 
 from msplit.engines.cuda.coverage import cover
 from msplit.errors import EngineError
-from msplit.flatten.build import flatten
-from msplit.formats import read
 from msplit.inputs.make import make_inputs
-from tests.engines.cuda.cases import assert_equals_tensorflow, program_of, run
+from tests.engines.cuda.cases import assert_equals_tensorflow, program_of, run, saved
 from tests.engines.cuda.control_flow import Lstm, feeds_of, frames_of, graph_of_function, spec
 
 pytestmark = pytest.mark.tf
@@ -271,10 +269,7 @@ def test_gradients_of_recurrent_layers_of_keras(tmp_path):
             loss = tf.reduce_sum(model(x) ** 2)
         return tape.gradient(loss, [x, *model.trainable_variables])
 
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint("serve", gradients, input_signature=[tf.TensorSpec([2, 4, 3], tf.float32, name="x")])
-    archive.write_out(tmp_path / "model", verbose=False)
-    flat = flatten(read(tmp_path / "model"))
+    signature = [tf.TensorSpec([2, 4, 3], tf.float32, name="x")]
+    flat = saved(gradients, signature, [one.value for one in model.variables], tmp_path / "model")
     assert len(flat.outputs) == 1 + 9
     check(flat, [make_inputs(flat, {}, batch=2)])

@@ -7,7 +7,7 @@ from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import REFERENCE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference
 from msplit.engines.variables import remark
 from msplit.errors import EngineError

@@ -10,9 +10,9 @@ import pytest
 from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
-from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import REFERENCE as TENSORFLOW
 from tests.campaign import sampled
-from tests.engines.cuda.cases import flat_of, graph_of, job, options_of, scattered
+from tests.engines.cuda.cases import flat_of, graph_of, initial_values, job, options_of, scattered
 
 pytestmark = pytest.mark.tf
 
@@ -45,9 +45,7 @@ def graph(loss: str, optimizer: str, true: int, uniform: bool) -> tuple[Any, Any
         drawn = tf.random.uniform_candidate_sampler(labels, true, DRAWN, True, CLASSES) if uniform else None
         found = LOSSES[loss](tf.nn, weights, biases, labels, rows, DRAWN, CLASSES, num_true=true, sampled_values=drawn)
         step = OPTIMIZERS[optimizer](v1.train).minimize(tf.reduce_mean(found, name="loss"))
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            state = {one.op.name: session.run(one) for one in v1.global_variables()}
+        state = initial_values(v1)
     return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
 
 

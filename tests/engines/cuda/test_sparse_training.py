@@ -9,12 +9,10 @@ import pytest
 from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
-from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import REFERENCE as TENSORFLOW
 from msplit.errors import EngineError
-from msplit.flatten.build import flatten
-from msplit.formats import read
 from tests.campaign import CAMPAIGN, sampled
-from tests.engines.cuda.cases import flat_of, options_of, scattered
+from tests.engines.cuda.cases import flat_of, initial_values, options_of, saved, scattered
 
 pytestmark = pytest.mark.tf
 
@@ -128,9 +126,7 @@ def graph(lookup, optimizer, resource, clip=False, parts=0):
         if clip:
             gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
         step = trainer.apply_gradients(zip(gradients, variables, strict=True), v1.train.get_or_create_global_step())
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            state = {one.op.name: session.run(one) for one in v1.global_variables()}
+        state = initial_values(v1)
     return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
 
 
@@ -159,23 +155,16 @@ def keras_graph(optimizer, folder):
     layer.build()
     trainer.build(layer.trainable_variables)
 
-    class Step(tf.Module):
-        def __init__(self):
-            super().__init__()
-            self.held = [one.value for one in (*layer.weights, *trainer.variables)]
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(layer(ids) - 1.0))
+        trainer.apply_gradients(
+            zip(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables, strict=True)
+        )
+        return {"loss": loss}
 
-        @tf.function(input_signature=[tf.TensorSpec([BATCH], tf.int64, name="ids")])
-        def step(self, ids):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(layer(ids) - 1.0))
-            trainer.apply_gradients(
-                zip(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables, strict=True)
-            )
-            return {"loss": loss}
-
-    module = Step()
-    tf.saved_model.save(module, folder, signatures={"serving_default": module.step})
-    return flatten(read(folder))
+    held = [one.value for one in (*layer.weights, *trainer.variables)]
+    return saved(step, [tf.TensorSpec([BATCH], tf.int64, name="ids")], held, folder)
 
 
 def feeds_of(flat, seed):

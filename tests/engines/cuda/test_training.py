@@ -13,10 +13,10 @@ from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode
-from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import REFERENCE as TENSORFLOW
 from tests.campaign import CAMPAIGN, campaign
 from tests.engines.cuda.cases import options_of, scattered
-from tests.training_graphs import BATCH, KINDS, MODELS, OPTIMIZERS, apart, graph, run
+from tests.training_graphs import BATCH, KINDS, MODELS, OPTIMIZERS, apart, kept, run
 
 pytestmark = pytest.mark.tf
 
@@ -78,13 +78,13 @@ def assert_trains_as_tensorflow(flat, training, streams, mode, steps, within):
     ("name", "optimizer", "kind"), list(itertools.product(MODELS, OPTIMIZERS, KINDS)) if CAMPAIGN else QUICK
 )
 def test_a_step_changes_every_variable_as_tensorflow_does(name, optimizer, kind):
-    flat, training = graph(name, optimizer, kind)
+    flat, training = kept(name, optimizer, kind)
     assert_trains_as_tensorflow(flat, training, 3, KernelMode.PLAIN, 1, STEP)
 
 
 @pytest.mark.parametrize("mode", [KernelMode.FUSED_AND_GROUPED])
 def test_larger_kernels_train_alike(mode):
-    flat, training = graph("mmoe", "Adam")
+    flat, training = kept("mmoe", "Adam")
     assert_trains_as_tensorflow(flat, training, 2, mode, 3, STEP)
 
 
@@ -94,13 +94,13 @@ def test_larger_kernels_train_alike(mode):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", [*MODELS, "towers", "columns"])
 def test_a_hundred_steps_stay_with_tensorflow(name, optimizer, kind, mode):
-    flat, training = graph(name, optimizer, kind)
+    flat, training = kept(name, optimizer, kind)
     assert_trains_as_tensorflow(flat, training, 4, mode, 100, HUNDRED)
 
 
 def test_feature_columns_are_looked_up_and_updated_together():
     """One kernel each, however many there are."""
-    flat, training = graph("columns", "Adagrad")
+    flat, training = kept("columns", "Adagrad")
     assert_trains_as_tensorflow(flat, training, 2, KernelMode.GROUPED, 3, STEP)
     steps = ENGINE.compile(job_of(flat, training, 2, KernelMode.GROUPED)).program.steps
     ops = Counter(step.op.op for step in steps)
@@ -111,7 +111,7 @@ def test_feature_columns_are_looked_up_and_updated_together():
 
 def test_tables_that_adam_updates_whole_are_updated_together():
     """TensorFlow's Adam makes five ops of a table's update, and here are two tables for each field."""
-    flat, training = graph("deepfm", "Adam")
+    flat, training = kept("deepfm", "Adam")
     assert_trains_as_tensorflow(flat, training, 2, KernelMode.GROUPED, 3, STEP)
     steps = ENGINE.compile(job_of(flat, training, 2, KernelMode.GROUPED)).program.steps
     ops = Counter(step.op.op for step in steps)
@@ -120,7 +120,7 @@ def test_tables_that_adam_updates_whole_are_updated_together():
 
 
 def test_values_after_a_build_are_those_to_begin_with():
-    flat, training = graph("deepfm", "Momentum")
+    flat, training = kept("deepfm", "Momentum")
     executable = ENGINE.build(job_of(flat, training, 2))
     begun = training.state()
     assert executable.save_state().keys() == begun.keys()
@@ -129,7 +129,7 @@ def test_values_after_a_build_are_those_to_begin_with():
 
 
 def test_saved_variables_go_on_to_the_bit():
-    flat, training = graph("deepfm", "Momentum")
+    flat, training = kept("deepfm", "Momentum")
     job = job_of(flat, training, 2)
     whole, first, second = (ENGINE.build(job) for _ in range(3))
     run(whole, training, range(4))
@@ -143,7 +143,7 @@ def test_saved_variables_go_on_to_the_bit():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_arrives_where_tensorflow_has_it(value):
     """Of a model without ReLU, which is 0 of NaN where oneDNN fuses it, and NaN where TensorFlow runs op by op."""
-    flat, training = graph("lstm", "Momentum")
+    flat, training = kept("lstm", "Momentum")
     begun = training.state()
     begun["layer_1/kernel"][0, 3] = value
     states = []

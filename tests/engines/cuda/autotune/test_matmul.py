@@ -23,7 +23,7 @@ from msplit.engines.cuda.ir.windows import ROUNDED, to_tf32
 from msplit.engines.cuda.passes import pipeline, specialize
 from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.verify.compare import compare
-from tests.engines.cuda.cases import flat_of, job, run
+from tests.engines.cuda.cases import built_sample, flat_of, job, run
 
 CPU = torch.device("cpu")
 
@@ -277,7 +277,7 @@ def test_stacked_weights_of_grouped_products(measured, monkeypatch, wide, faster
 
 
 def sample(name, batch, **sizes):
-    made = samples.build(name, **sizes)
+    made = built_sample(name, **sizes)
     return flat_of(made.graph_def, outputs=list(made.outputs)), samples.make_inputs(made, batch)
 
 

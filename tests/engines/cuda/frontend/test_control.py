@@ -10,7 +10,7 @@ from msplit.errors import EngineError
 from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
-from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, exported, flat_of, program_of, run
+from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, flat_of, program_of, run, saved_keras
 from tests.engines.cuda.control_flow import graph_of_function, spec
 
 pytestmark = pytest.mark.tf
@@ -35,7 +35,7 @@ def test_a_sample_with_a_recurrent_layer(larger):
 
 
 def check_keras(model, folder):
-    flat = exported(model, folder)
+    flat = saved_keras(model, folder)
     assert not cover(flat).missing
     feeds = make_inputs(flat, {}, batch=2)
     assert_equals_tensorflow(flat, feeds, streams=(1, 3))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
-from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import REFERENCE as TENSORFLOW
 from msplit.errors import EngineError
 from tests.campaign import examples
 from tests.engines.cuda.cases import options_of, scattered

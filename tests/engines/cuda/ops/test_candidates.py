@@ -16,7 +16,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.random import compute_accidental_hits, enough, sample_candidates
-from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import REFERENCE as TENSORFLOW
 from tests.campaign import examples
 from tests.engines.cuda.cases import graph_of, job, scattered
 

@@ -1,7 +1,6 @@
 """Strings and tables in front of the device part."""
 
 import importlib
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -18,6 +17,8 @@ from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.verify.compare import compare
+from tests import forked
+from tests.campaign import examples
 from tests.engines.cuda.cases import (
     SAMPLES,
     assert_equals_tensorflow,
@@ -213,7 +214,7 @@ def test_a_graph_of_strings_alone_runs_too():
 
 def test_importing_the_host_part_imports_no_tensorflow():
     code = "import sys, msplit.engines.cuda.runtime.host, msplit.engines.cuda.compile\nassert 'tensorflow' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", code], server=forked.ENGINE, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -256,7 +257,7 @@ def mixed_graphs(draw):
     return build, [f"out{number}" for number in range(len(fetched))]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 @given(mixed_graphs())
 def test_any_mixture_gives_tensorflows_outputs_or_is_refused_by_name(case):
     flat = graph_of(case[0], outputs=case[1])

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from msplit import samples
 from msplit.engines.cuda.engine import ENGINE
 from msplit.verify.compare import compare
 from tests.engines.cuda.cases import (
     assert_equals_tensorflow,
-    exported,
+    built_sample,
     flat_of,
     graph_of,
     job,
     kernels,
     program_of,
     run,
+    saved_keras,
 )
 from tests.engines.cuda.passes.harness import normal
 
@@ -320,7 +320,7 @@ def test_layers_share_a_mask():
 
 @pytest.mark.parametrize("group", [False, True])
 def test_the_bert_sample(group):
-    sample = samples.build("bert", layers=2, hidden=16, heads=2, sequence=4, vocabulary=30)
+    sample = built_sample("bert", layers=2, hidden=16, heads=2, sequence=4, vocabulary=30)
     flat = flat_of(sample.graph_def, outputs=sample.outputs)
     given = {
         "input_ids": np.arange(12, dtype=np.int32).reshape(3, 4),
@@ -395,7 +395,7 @@ def test_layers_of_keras(tmp_path):
     y = layers.MultiHeadAttention(2, 4)(y, y, use_causal_mask=True)
     y = layers.GroupQueryAttention(2, 4, 2)(y, y, attention_mask=mask)
     y = layers.Attention(use_scale=False)([y, x], mask=[None, mask[:, 0]])
-    flat = exported(keras.Model([x, mask], y), tmp_path)
+    flat = saved_keras(keras.Model([x, mask], y), tmp_path)
     kept = np.random.default_rng(3).random((3, 5, 5)) < 0.7
     kept[:, :, 0], kept[1, 2] = True, False
     given = {"x": normal(3, 5, 8), "mask": kept}

@@ -14,6 +14,7 @@ from msplit.engines.cuda.passes.convolution import concat_into
 from msplit.engines.cuda.passes.convolution.concat_into import SIBLING_CONVOLUTIONS, Times, find_siblings
 from msplit.engines.cuda.passes.measured import deciding
 from msplit.engines.cuda.runtime.plan_binding import groups_of
+from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, flat_of, job, kernels, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 
@@ -75,7 +76,7 @@ CONVOLUTION = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     wanted=st.lists(CONVOLUTION, min_size=2, max_size=9),
     batch=st.integers(1, 2),

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.passes.embedding.intervals import where_rows_lie
-from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.verify.compare import compare
-from tests.engines.cuda.cases import graph_of, job, kernels
+from tests.campaign import examples
+from tests.engines.cuda.cases import graph_of, job, kernels, outputs_of_tensorflow
 from tests.engines.cuda.passes.embedding.models import EDGES, STRANGE
 
 pytestmark = pytest.mark.tf
@@ -27,7 +27,7 @@ def table(rows, width, dtype=np.float32):
 def grouped(build, feeds, *, streams=(1, 4), outputs=("out",)):
     """The program with lookups joined. It is equal to TensorFlow on 1 and 4 streams."""
     flat = graph_of(build, outputs=list(outputs))
-    expected = reference(flat, feeds)
+    expected = outputs_of_tensorflow(flat, feeds)
     chance = np.random.default_rng(1)
     for count in streams:
         ids = chance.integers(0, count, len(flat)).astype(np.int32)
@@ -219,7 +219,7 @@ def sets_of_columns(draw):
 
 
 @given(drawn=sets_of_columns(), seed=st.integers(0, 9))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(8, 15), deadline=None)
 def test_any_set_of_columns(drawn, seed):
     columns, copies, batch = drawn
     chance = np.random.default_rng(seed)

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
-from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.verify.compare import compare
-from tests.engines.cuda.cases import graph_of, job, kernels, program_of
+from tests.campaign import examples
+from tests.engines.cuda.cases import graph_of, job, kernels, outputs_of_tensorflow, program_of
 from tests.engines.cuda.passes.embedding.models import EDGES, feeds_of, flat_columns
 
 pytestmark = pytest.mark.tf
@@ -45,7 +45,7 @@ def test_a_column_is_dense_and_equal_to_tensorflow(name):
     flat = flat_columns(lambda columns: ([make(columns)], {"x": feature}))
     high = 40 if "default" in name else 6  # others must be in range: TensorFlow on the CPU refuses them
     feeds = [feeds_of(flat, {"x": feature}, 7, seed, high) for seed in range(3)]
-    expected = [reference(flat, values) for values in feeds]
+    expected = [outputs_of_tensorflow(flat, values) for values in feeds]
     for group in (False, True):
         program = CudaEngine().compile(job(flat, feeds[0], group=group)).program
         assert program.dynamic == ()
@@ -73,7 +73,7 @@ def test_ids_with_gaps_are_one_masked_lookup():
 
 
 def equal(executable, flat, feeds):
-    found = compare(executable.step(feeds), reference(flat, feeds))
+    found = compare(executable.step(feeds), outputs_of_tensorflow(flat, feeds))
     assert found.passed, found.describe()
 
 
@@ -156,7 +156,7 @@ def test_any_number_may_say_that_there_is_no_id(missing, offset):
     default=st.sampled_from([None, 0, 5]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(8, 15), deadline=None)
 def test_any_condition_and_any_way_from_values_to_ids(
     batch, count, missing, compare_with, steps, combiner, default, seed
 ):

@@ -9,14 +9,14 @@ from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.verify.compare import compare
-from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, flat_of, graph_of, job
+from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, built_sample, flat_of, graph_of, job
 from tests.engines.cuda.passes.harness import normal, weight_bytes
 
 pytestmark = pytest.mark.tf
 
 
 def sample(name, *, batch=3, **sizes):
-    made = samples.build(name, **sizes)
+    made = built_sample(name, **sizes)
     return flat_of(made.graph_def, outputs=list(made.outputs)), samples.make_inputs(made, batch)
 
 

@@ -35,6 +35,17 @@ def _own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(devices, "_DEVICES", {})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _without_special_instructions():
+    """PyTorch's compiler builds and loads six programs to find instructions for whole numbers and bfloat16, which nothing here has."""
+    compiler.load()
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(VecISA, "check_build", lambda self, code: False)
+        yield
+
+
 def call(op, *arguments, **attrs):
     return Call(op, attrs, tuple(arguments))
 

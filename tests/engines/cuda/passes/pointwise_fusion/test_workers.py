@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +26,8 @@ from msplit.engines.cuda.passes.pointwise_fusion import fuse, workers
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, layout
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Call
 from msplit.engines.cuda.passes.pointwise_fusion.workers import BUSY, DONE, Workers
-from tests.campaign import campaign
+from tests import forked
+from tests.campaign import CAMPAIGN, campaign
 from tests.engines.cuda.cases import CPU, run
 from tests.engines.cuda.passes.pointwise_fusion.test_inductor import X, call, cell, fused
 
@@ -272,6 +275,10 @@ def test_what_workers_compile_is_found_on_the_disk_also_where_two_builds_run_at_
     monkeypatch.setattr(devices, "_DEVICES", {})
     monkeypatch.setenv(workers.LIMIT, "1")
     monkeypatch.setattr(workers, "PATIENCE", 200.0)  # on a busy machine
+    if not CAMPAIGN:  # each new one would import PyTorch and its compiler anew
+        start = functools.partial(forked.Popen, server=forked.COMPILER)
+        stand_in = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+        monkeypatch.setattr(workers, "subprocess", stand_in)
     # Not contiguous: PyTorch's key of a tensor that is has the name of the first module that imported it, and pytest loads some before.
     x = torch.linspace(-2, 2, 33).reshape(3, 11).t()
     body = Body((call("MatMul", X, X, transpose_a=True),), 1, ((0, 0),))  # for which no C++ has to be compiled

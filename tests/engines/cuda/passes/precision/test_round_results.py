@@ -22,7 +22,8 @@ from msplit.engines.cuda.passes.precision import round_results
 from msplit.engines.cuda.passes.precision.round_results import can_round, expect_rounded, read_by_products
 from msplit.engines.cuda.runtime.executables import RoundedProducts
 from msplit.engines.cuda.stored.program import Weights, pack, unpack
-from tests.engines.cuda.cases import CPU, flat_of, job, run
+from tests.campaign import examples
+from tests.engines.cuda.cases import CPU, built_sample, flat_of, job, run
 from tests.engines.cuda.passes.convolution.test_merge_convolutions import block, data
 from tests.engines.cuda.random_graphs import FLOAT
 
@@ -75,7 +76,7 @@ def dense(graph, x, inputs, outputs, relu=True):
     return graph.node("Relu", [made], T=FLOAT) if relu else made
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20, 40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(st.tuples(STEP, st.integers(0, 5), st.integers(0, 5), st.booleans()), min_size=2, max_size=12),
     fetched=st.integers(0, 3),
@@ -285,7 +286,7 @@ def test_on_another_gpu_who_rounds_is_decided_anew(on_a_gpu, monkeypatch):
 @pytest.mark.parametrize(("kernel", "rounds"), [(next(iter(ATTENTION_TILES)), True), ("", False)])
 def test_attention_reads_rounded_data_and_rounds_for_the_product_behind_it(on_a_gpu, monkeypatch, kernel, rounds, mode):
     """Where it is our own kernel; the library's would have to have its result rounded by another."""
-    made = samples.build("bert", layers=2, hidden=16, heads=2, sequence=4, vocabulary=30)
+    made = built_sample("bert", layers=2, hidden=16, heads=2, sequence=4, vocabulary=30)
     flat, feeds = flat_of(made.graph_def, outputs=list(made.outputs)), samples.make_inputs(made, 3)
     with deciding({ATTENTION: lambda graph, found: (True, kernel)}):
         found = [op for op in ops_of(flat, feeds, **mode) if op.op == "_Attention"]
