@@ -74,9 +74,9 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
     """
     count, machine = len(problem), problem.machine
     start, end = [-1.0] * count, [-1.0] * count
-    following, missing, waits, waiters = plan.links()
-    placed = plan.order.tolist()
-    more_waits = [max(many - 1, 0) * machine.join_us for many in waits]
+    following, needed, waits, waiters = plan.links
+    missing, placed = needed.copy(), plan.order.tolist()
+    more_waits = [(many - 1 if many > 1 else 0) * machine.join_us for many in waits]
 
     work = (problem.work_us if work_us is None else work_us).tolist()
     sms, bandwidth, issue = problem.demands
