@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -389,6 +389,7 @@ def evaluate(problem: Problem, stream: Ints, order: Ints | None = None) -> Evalu
     return min(found, key=lambda evaluation: evaluation.at_best_us)
 
 
+@lru_cache(maxsize=8)  # a search asks for those of one problem thousands of times
 def varied(problem: Problem) -> list[Floats]:
     """Work of the blocks with their times off by `SPREAD`, up and down in pairs, so that the means are the times themselves.
 
