@@ -82,8 +82,11 @@ def _no_gpu(needed: int = 1) -> str | None:
 # The few cycles that tests leave can wait: to look for them as often as Python does took a twentieth of all time.
 gc.set_threshold(20_000, 20, 20)
 
-_REFINING = 3_000
-"""Blocks that a search may simulate to refine what it found: a fiftieth of what it takes for users. What most tests ask of ids is
+# What tests write need not outlive a power cut: each call waits for a disk. Tests of it put their own in its place.
+os.fsync = lambda _: None
+
+_REFINING = 1_000
+"""Blocks that a search may simulate to refine what it found: a small part of what it takes for users. What most tests ask of ids is
 whether they are kept, legal and the same, and not how good they are; those that ask that, or what users see, are marked `whole_search`."""
 
 

@@ -60,7 +60,7 @@ class Dag:
 
     def dst(self) -> Ints:
         """The consumer of each edge."""
-        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.start))
+        return np.repeat(np.arange(len(self), dtype=np.int32), self.start[1:] - self.start[:-1])
 
     def consumers(self) -> tuple[Ints, Ints]:
         """(start, dst): the consumers of node u are ``dst[start[u]:start[u + 1]]``, ascending. Sorts the edges anew each time."""

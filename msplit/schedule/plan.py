@@ -12,6 +12,7 @@ recorded first, and what has slack comes as late as its consumers allow.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -55,8 +56,12 @@ class Plan:
         """Number of waits."""
         return len(self.wait_node)
 
+    @cached_property
     def links(self) -> tuple[list[int], list[int], list[int], dict[int, list[int]]]:
-        """Per node the next one on its stream, or -1; what it waits for, its predecessor there included; its waits; who waits for it."""
+        """Per node the next one on its stream, or -1; what it waits for, its predecessor there included; its waits; who waits for it.
+
+        A plan is simulated several times: who changes one of these copies it.
+        """
         count, lanes = len(self.stream), self.stream.tolist()
         following, missing, waits = [-1] * count, [0] * count, [0] * count
         last: dict[int, int] = {}
@@ -169,12 +174,7 @@ def _frontier(dag: Dag, lanes: _Lanes) -> tuple[NDArray[np.int64], Ints]:
     for node in lanes.order[lanes.stream[lanes.order] < 0].tolist():
         needed: dict[int, int] = {}
         for producer in src[start[node] : start[node + 1]]:
-            other = lane[producer]
-            if other >= 0:
-                if other not in needed or position[needed[other]] < position[producer]:
-                    needed[other] = producer
-                continue
-            for other, last in found[producer].items():
+            for other, last in found[producer].items() if lane[producer] < 0 else ((lane[producer], producer),):
                 if other not in needed or position[needed[other]] < position[last]:
                     needed[other] = last
         found[node] = needed
@@ -191,15 +191,19 @@ def _new(keys: NDArray[np.int64], lanes: _Lanes) -> NDArray[np.bool_]:
     latest[:-1] = (rank[1:] != rank[:-1]) | (other[1:] != other[:-1])
     rows = np.flatnonzero(latest)
     pair = lanes.stream[lanes.order[rank[rows]]].astype(np.int64) * lanes.count + other[rows]
-    rows = rows[np.argsort(pair, kind="stable")]  # by pair of streams, and in that by time
-    pair = np.sort(pair)
+    by_pair = np.argsort(pair, kind="stable")  # and in that by time
+    rows, pair = rows[by_pair], pair[by_pair]
     # A running maximum per pair: higher pairs start above whatever lower ones can reach.
-    height = np.cumsum(np.diff(pair, prepend=pair[:1]) != 0) * len(lanes.stream) + position[rows]
-    before = np.maximum.accumulate(height)[:-1]
-    rises = np.concatenate([[True], height[1:] > before]) if len(rows) else latest
+    height = np.cumsum(_changes(pair)) * len(lanes.stream) + position[rows]
+    rises = np.append(True, height[1:] > np.maximum.accumulate(height)[:-1])[: len(rows)]
     result = np.zeros(len(keys), bool)
     result[rows[rises]] = True
     return result
+
+
+def _changes(values: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mask of the values that differ from the one before; the first does."""
+    return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 
 def _waits(keys: NDArray[np.int64], lanes: _Lanes) -> tuple[tuple[Ints, Ints, int], list[list[int]]]:
@@ -213,12 +217,12 @@ def _waits(keys: NDArray[np.int64], lanes: _Lanes) -> tuple[tuple[Ints, Ints, in
     by_time = np.lexsort((-lanes.rank[producer], rank))
     rank, other, position, producer = rank[by_time], other[by_time], position[by_time], producer[by_time]
     consumer = lanes.order[rank]
-    first = np.flatnonzero(np.diff(rank, prepend=-1))  # of each consumer
+    first = np.flatnonzero(_changes(rank))  # of each consumer
     # What stream s knows to be over: clocks[s][t] is a position in stream t. Only consumers change it, so that what held when a
     # producer was recorded is what the last consumer at or before it in its stream left.
     at = np.full(len(lanes.stream), -1, np.int64)
     at[consumer[first]] = np.arange(len(first))
-    shift = np.repeat(np.arange(lanes.count), np.diff(lanes.first)) * (len(first) + 1)
+    shift = np.repeat(np.arange(lanes.count), lanes.first[1:] - lanes.first[:-1]) * (len(first) + 1)
     left_by = np.maximum.accumulate(np.maximum(at[lanes.members] + 1, 0) + shift) - shift - 1
     known_by = left_by[lanes.first[other] + position].tolist()
     others, positions = other.tolist(), position.tolist()

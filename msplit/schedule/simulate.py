@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -74,9 +74,9 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
     """
     count, machine = len(problem), problem.machine
     start, end = [-1.0] * count, [-1.0] * count
-    following, missing, waits, waiters = plan.links()
-    placed = plan.order.tolist()
-    more_waits = [max(many - 1, 0) * machine.join_us for many in waits]
+    following, needed, waits, waiters = plan.links
+    missing, placed = needed.copy(), plan.order.tolist()
+    more_waits = [(many - 1 if many > 1 else 0) * machine.join_us for many in waits]
 
     work = (problem.work_us if work_us is None else work_us).tolist()
     sms, bandwidth, issue = problem.demands
@@ -389,6 +389,7 @@ def evaluate(problem: Problem, stream: Ints, order: Ints | None = None) -> Evalu
     return min(found, key=lambda evaluation: evaluation.at_best_us)
 
 
+@lru_cache(maxsize=8)  # a search asks for those of one problem thousands of times
 def varied(problem: Problem) -> list[Floats]:
     """Work of the blocks with their times off by `SPREAD`, up and down in pairs, so that the means are the times themselves.
 

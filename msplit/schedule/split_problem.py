@@ -379,9 +379,9 @@ def simulate(problem: Problem, plan: Plan, device: Sequence[int], work_us: Float
     count, machine = len(problem), problem.machine
     start, end = np.full(count, -1.0), np.full(count, -1.0)
     lanes, placed = plan.stream.tolist(), plan.order.tolist()
-    following, missing, waits, waiters = plan.links()
+    following, needed, waits, waiters = plan.links
     more = [max(many - 1, 0) * machine.join_us for many in waits]
-    work, ready = work_us.tolist(), earliest_us.tolist()
+    work, ready, missing = work_us.tolist(), earliest_us.tolist(), needed.copy()
     demands = [tuple(row) for row in problem.demand.tolist()]
     devices = [_Device(machine) for _ in range(max(device, default=0) + 1)]
     upcoming: list[tuple[float, int]] = []

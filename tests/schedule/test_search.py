@@ -13,6 +13,7 @@ from msplit.schedule.choose import best, choose
 from msplit.schedule.problem import Problem
 from msplit.schedule.search import PlanCandidate, SearchLimits, search
 from msplit.schedule.simulate import evaluate
+from tests.campaign import examples
 from tests.schedule import problems
 
 experts, inception, towers = map(cache, (problems.experts, problems.inception, problems.towers))
@@ -87,7 +88,7 @@ def run(problem: Problem, device: FakeDevice, **limits):
 def test_where_the_simulator_is_right_the_winner_is_no_worse_than_the_best_candidate():
     problem = inception(3)
     device = FakeDevice({"plain": problem})
-    found = run(problem, device)
+    found = run(problem, device, seconds=12.0)
     simulated = best(choose(problem, 4))
     assert device.true_us(found.candidate) <= simulated.makespan_us * 1.001
     assert device.true_us(found.winner) <= device.true_us(found.candidate)
@@ -107,7 +108,7 @@ def test_local_search_finds_what_the_simulator_does_not_know():
         return simulated * (1 + 0.1 * float(np.mean(late)))
 
     device = FakeDevice({"plain": problem}, truth, noise=0.002)
-    found = run(problem, device, seconds=300.0)
+    found = run(problem, device, seconds=examples(60, 300))
     assert found.gains
     assert device.true_us(found.winner) < device.true_us(found.candidate) * 0.995
     assert all(gain.ratio > 1.002 for gain in found.gains)
@@ -127,7 +128,7 @@ def test_noise_and_lucky_builds_do_not_pass_for_gains(seed):
 def test_one_stream_wins_where_streams_only_cost():
     problem = towers(10)
     device = FakeDevice({"plain": problem}, lambda candidate, simulated: 50.0 + 5 * candidate.streams)
-    found = run(problem, device)
+    found = run(problem, device, seconds=12.0)
     assert found.candidate.key() == found.one.key()
     assert found.winner.streams == 1
 
@@ -135,17 +136,17 @@ def test_one_stream_wins_where_streams_only_cost():
 def test_plans_that_need_too_much_memory_are_not_even_measured():
     problem = towers(8)
     device = FakeDevice({"plain": problem}, memory=lambda candidate: 1 + 0.2 * (candidate.streams - 1))
-    found = run(problem, device, max_memory=1.5)
+    found = run(problem, device, seconds=12.0, max_memory=1.5)
     assert {candidate.streams for candidate in device.measured} <= {1, 2, 3}
     assert found.winner.streams == 3
     assert any("times the memory" in measurement.skipped for measurement in found.measurements)
-    free = run(problem, FakeDevice({"plain": problem}), max_memory=1.5)
+    free = run(problem, FakeDevice({"plain": problem}), seconds=12.0, max_memory=1.5)
     assert free.winner.streams > 3
 
 
 def test_the_budget_holds():
     problem = inception(4)
-    for seconds in (1.0, 5.0, 20.0):
+    for seconds in (1.0, 5.0, 12.0):
         device = FakeDevice({"plain": problem}, noise=0.5)
         found = run(problem, device, seconds=seconds)
         # What was begun is finished: one batch, and the two comparisons of the best.
@@ -156,7 +157,7 @@ def test_the_budget_holds():
 def test_kernels_that_are_faster_win():
     slow, fast = experts(6), Problem.of(experts(6).dag, experts(6).time_us * 0.7, 0.05)
     device = FakeDevice({"plain": slow, "fused": fast})
-    found = search({"plain": slow, "fused": fast}, device, SearchLimits(60.0, 4), now=device.now)
+    found = search({"plain": slow, "fused": fast}, device, SearchLimits(15.0, 4), now=device.now)
     assert found.one.mode == "plain"
     assert found.winner.mode == "fused"
     assert {measurement.candidate.mode for measurement in found.measurements} == {"plain", "fused"}
@@ -170,7 +171,7 @@ def test_given_candidates_compete():
         lambda candidate, simulated: 10.0 if candidate.name.startswith("mine") else 20.0 + candidate.streams,
     )
     found = search(
-        {"plain": problem}, device, SearchLimits(20.0, 4), given={"plain": [("mine", wanted)]}, now=device.now
+        {"plain": problem}, device, SearchLimits(12.0, 4), given={"plain": [("mine", wanted)]}, now=device.now
     )
     assert found.candidate.name == "mine"
     assert found.winner.name.startswith("mine")
@@ -188,5 +189,5 @@ def test_the_same_seed_gives_the_same_result():
     keys = set()
     for _ in range(2):
         device = FakeDevice({"plain": problem}, noise=0.003)
-        keys.add(run(problem, device, seconds=30.0).winner.key())
+        keys.add(run(problem, device, seconds=12.0).winner.key())
     assert len(keys) == 1

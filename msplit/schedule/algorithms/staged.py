@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
+from functools import cache
 
 import numpy as np
 
@@ -77,6 +76,11 @@ class _Section:
     signature: object
     steps: int = 0
 
+    def __post_init__(self) -> None:
+        # The same sets come up in many endings.
+        self.reach, self.groups = cache(self._reach), cache(self._groups)
+        self.cost, self.mean_demand = cache(self._cost), cache(self._mean_demand)
+
     @staticmethod
     def of(problem: Problem, low: int, high: int, most_groups: int) -> _Section:
         size = high - low
@@ -96,10 +100,10 @@ class _Section:
     def solve(self) -> list[list[list[int]]] | None:
         """Stages in order, each a list of groups of blocks; None if there are too many to try."""
         whole = (1 << len(self.work)) - 1
-        best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+        best: dict[int, tuple[float, tuple[int, ...], int]] = {0: (0.0, (), 0)}
         # Every ending of a set is smaller than the set, so sets are solved by an explicit stack, deepest first.
         stack = [whole]
-        options: dict[int, list[tuple[int, ...]]] = {}
+        options: dict[int, list[int]] = {}
         while stack:
             left = stack[-1]
             if left in best:
@@ -109,36 +113,35 @@ class _Section:
                 options[left] = list(self._endings(left))
                 if self.steps > MOST_STEPS:
                     return None
-                missing = [rest for groups in options[left] if (rest := left & ~_union(groups)) not in best]
+                missing = [rest for chosen in options[left] if (rest := left & ~chosen) not in best]
                 if missing:
                     stack += missing
                     continue
-            best[left] = min((best[left & ~_union(groups)][0] + self._cost(groups), groups) for groups in options[left])
+            best[left] = min((best[left & ~end][0] + self.cost(end), self.groups(end), end) for end in options[left])
             stack.pop()
         stages = []
         left = whole
         while left:
-            groups = best[left][1]
+            _, groups, chosen = best[left]
             stages.append([members(group) for group in groups])
-            left &= ~_union(groups)
+            left &= ~chosen
         return stages[::-1]
 
-    def _endings(self, left: int) -> Iterator[tuple[int, ...]]:
-        """Non-empty sets without a consumer in the rest, as connected groups, within the pruning."""
+    def _endings(self, left: int) -> Iterator[int]:
+        """Non-empty sets without a consumer in the rest, whose connected groups are within the pruning."""
         nodes = members(left)[::-1]  # consumers before producers
         stack: list[tuple[int, int]] = [(0, 0)]
         while stack and self.steps <= MOST_STEPS:
             self.steps += 1
             index, chosen = stack.pop()
             if index == len(nodes):
-                groups = self._groups(chosen) if chosen else ()
-                if groups and len(groups) <= self.most_groups:
-                    yield groups
+                if chosen and len(self.groups(chosen)) <= self.most_groups:
+                    yield chosen
                 continue
             stack.append((index + 1, chosen))
             node = nodes[index]
             wider = chosen | 1 << node
-            if not self.after[node] & left & ~chosen and self._reach(wider, node).bit_count() <= LONGEST_GROUP:
+            if not self.after[node] & left & ~chosen and self.reach(wider, node).bit_count() <= LONGEST_GROUP:
                 stack.append((index + 1, wider))
 
     def _reach(self, chosen: int, node: int) -> int:
@@ -159,22 +162,25 @@ class _Section:
             chosen &= ~group
         return tuple(groups)
 
-    def _cost(self, groups: tuple[int, ...]) -> float:
+    def _cost(self, chosen: int) -> float:
         """Time of groups that share the GPU, each by itself one block after the other."""
-        lengths = sorted((sum(self.work[node] for node in members(group)), group) for group in groups)
+        groups = self.groups(chosen)
+        lengths = sorted((self.mean_demand(group)[0], group) for group in groups)
+        demand = [self.mean_demand(group)[1] for _, group in lengths]
         total = reached = 0.0
-        demand = {group: self._mean_demand(group, length) for length, group in lengths}
         for index, (length, _) in enumerate(lengths):
-            used = [sum(column) for column in zip(*(demand[group] for _, group in lengths[index:]), strict=True)]
+            used = [sum(column) for column in zip(*demand[index:], strict=True)]
             total += (length - reached) * self.machine.slowdown(len(lengths) - index, *used)
             reached = length
         waiting = self.machine.fork_join_us(len(groups)) if len(groups) > 1 else 0.0
         return total + waiting
 
-    def _mean_demand(self, group: int, length: float) -> list[float]:
-        if length <= 0:
-            return [0.0, 0.0, 0.0]
-        return [sum(self.work[node] * self.demand[node][kind] for node in members(group)) / length for kind in range(3)]
+    def _mean_demand(self, group: int) -> tuple[float, list[float]]:
+        """Length of a group, one block after the other, and what it demands on average."""
+        nodes = members(group)
+        length = sum(self.work[node] for node in nodes)
+        areas = [sum(self.work[node] * self.demand[node][kind] for node in nodes) for kind in range(3)]
+        return length, [area / (length or 1.0) for area in areas]
 
 
 def _place(stream: Ints, stages: list[list[list[int]]], problem: Problem, low: int) -> None:
@@ -197,7 +203,3 @@ def _place(stream: Ints, stages: list[list[list[int]]], problem: Problem, low: i
                 lane = next(lane for lane in range(len(taken) + 1) if lane not in taken)
             taken.add(lane)
             stream[[low + node for node in group]] = lane
-
-
-def _union(groups: tuple[int, ...]) -> int:
-    return reduce(or_, groups, 0)
