@@ -23,16 +23,11 @@ from msplit.progress import phase
 from msplit.verify import stepping
 from msplit.verify.chosen_inputs import SPECIAL, Verification, announcing, kinds_for, run_last, sets_of, without_refused
 from msplit.verify.compare import (
-    ANY_FINITE,
     ModelComparison,
     best_of,
     compare,
-    compare_state,
     computed_in,
-    least_state_tolerances,
     output_tolerances,
-    state_tolerances,
-    undetermined,
 )
 from msplit.verify.mixed_precision import emulated_errors
 from msplit.verify.op_by_op import OP_BY_OP, compare_ops
@@ -483,7 +478,7 @@ def _verify_special(
             none = [name for name, value in expected.items() if value.dtype.kind == "f" and np.isnan(value).all()]
             if none and truth.variant.label == UNCHANGED:
                 how.refuse(kind, f"{none[0]} is NaN there in every variant")
-            tolerances: dict[Precision, dict[str, float]] = {}
+            taken = stepping.Steps(truth, fed, begun, ours[0].variant.job)
             to_come = announcing(kind, fed) if before and not alone else [(0, feeds, None) for feeds in fed]
             for one in left:
                 try:
@@ -493,20 +488,12 @@ def _verify_special(
                     how.refuse(kind, problem.what)
                     continue
                 if not attempt:
-                    comparison = compared(outputs, expected, own[one], one)
-                    # TF32 goes as far on other kinds, on which the same graph is held to IEEE float32, too.
-                    carries = kind.name is InputKindName.LARGE or own[one] is Precision.TF32 or (state and before)
-                    if not comparison.passed and carries:
-                        moved = partial(stepping.moved_outputs, truth, fed, begun)
-                        start = begun if before else fed[-1]
-                        carried = output_tolerances(start, expected, moved, precision=own[one])
-                        comparison = compared(outputs, expected, own[one], one, carried=carried)
+                    far = kind.name is InputKindName.LARGE or bool(state and before)
+                    held_against = partial(compared, outputs, expected, own[one], one)
+                    comparison = stepping.widened(held_against, taken.carried(expected, own[one], moved=far))
                     found.setdefault((one, ""), []).append(comparison)
                 if state:
-                    repeat = partial(stepping.variables_after, truth, fed)
-                    variables[one].append(
-                        _learned(mine, after, begun, repeat, own[one], how, tolerances, stepping.draws(truth))
-                    )
+                    variables[one].append(taken.learned(mine, after, own[one], how.settings.tolerance, how.leave_out))
         for one, tried in variables.items():
             if tried:
                 found.setdefault((one, "variables of "), []).append(best_of(tried))
@@ -543,34 +530,6 @@ def _announced(
         how.refuse(RANDOM, problem.what)
 
 
-def _learned(
-    mine: Arrays,
-    after: Arrays,
-    state: Arrays,
-    stepped: Callable[[Arrays], Arrays],
-    precision: Precision,
-    how: Verification,
-    known: dict[Precision, dict[str, float]],
-    draws: bool,
-) -> ModelComparison:
-    """Compare variables with what they should be after the same steps; what rounding does to them is only asked where they differ, and
-    `known` afterwards."""
-    tolerance = how.settings.tolerance
-    found = compare_state(mine, after, least_state_tolerances(state, after, precision, tolerance), state)
-    if found.passed:
-        return found
-    if precision not in known:
-        known[precision] = state_tolerances(
-            state, after, stepped, draws=draws, precision=precision, tolerance=tolerance
-        )
-    found = compare_state(mine, after, known[precision], state)
-    if names := [one.name for one in found.outputs if not one.passed and one.needed < ANY_FINITE and not one.exact]:
-        names = undetermined(state, after, stepped, names, precision=precision)
-        known[precision] |= dict.fromkeys(names, ANY_FINITE)
-        how.leave_out(names)
-    return compare_state(mine, after, known[precision], state)
-
-
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:
     """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
     did in one is what the next learns from."""
@@ -581,9 +540,9 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
         begun = stepping.begin(held, state)
         made = {each: stepping.variables_after(each, [feeds], begun) for each in held}
         for index, (one, partner, precision) in enumerate(pairs):
-            repeat = partial(stepping.variables_after, partner, [feeds])
-            own, draws = known.setdefault(partner, {}), stepping.draws(partner)
-            compared = _learned(made[one], made[partner], begun, repeat, precision, how, own, draws)
+            job = one.variant.job if isinstance(one.variant.engine, CudaEngine) else None
+            taken = stepping.Steps(partner, [feeds], begun, job, known.setdefault(partner, {}))
+            compared = taken.learned(made[one], made[partner], precision, how.settings.tolerance, how.leave_out)
             found.setdefault(index, []).append(compared)
     for index, comparisons in found.items():
         one, partner, precision = pairs[index]

@@ -284,7 +284,7 @@ _STATE = {
 """By precision: the tolerance of variables, and how far the values to begin with are moved, relative to each, to learn how
 far rounding carries. The latter are some ten times what rounding does to an activation."""
 
-_ROUNDING = 3.0
+CARRIED = 3.0
 """Most distance of a variable, as a multiple of what moved values did to it."""
 
 _MOVES = 5
@@ -341,7 +341,7 @@ def state_tolerances(
     if draws and any(again[name] > most for name, most in least.items()):
         return least
     carried = away(_moved(state, amplitude))
-    return {name: max(most, _ROUNDING * max(carried[name], again[name])) for name, most in least.items()}
+    return {name: max(most, CARRIED * max(carried[name], again[name])) for name, most in least.items()}
 
 
 def undetermined(
@@ -406,7 +406,7 @@ def output_tolerances(
     for begun in (state, *(_moved(state, amplitude, seed) for seed in range(_MOVES))):
         for one in compare(stepped(begun), expected, precision=precision).outputs:
             if np.isfinite(one.needed):
-                found[one.name] = max(found.get(one.name, 0.0), _ROUNDING * one.needed)
+                found[one.name] = max(found.get(one.name, 0.0), CARRIED * one.needed)
     return found
 
 

@@ -17,7 +17,7 @@ from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.progress import Progress, phase
-from msplit.verify.compare import compare
+from msplit.verify.compare import CARRIED, compare, compare_state
 from msplit.verify.results import MixedPrecision
 
 MOST = 32
@@ -80,6 +80,21 @@ def emulated_errors(job: Job, inputs: Sequence[Arrays]) -> dict[str, float]:
     exact = CUDA.try_out(wide, inputs)
     each = [errors_of([one], [other]) for one, other in zip(emulated, exact, strict=True)]
     return {name: math.hypot(*(errors[name] for errors in each)) / len(each) ** 0.5 for name in each[0]}
+
+
+def tf32_tolerances(job: Job, fed: Sequence[Arrays], state: Arrays) -> tuple[dict[str, float], dict[str, float]]:
+    """Tolerances of the outputs of the last of some steps, and of the variables after it: three times as far as rounding to TF32, and
+    nothing else, moves them on these inputs. That is what our engine makes of them in IEEE float32 where products read rounded numbers,
+    held against the same where they do not."""
+    wide = replace(_plain(job), precision=Precision.IEEE)
+    exact, after = CUDA.try_steps(wide, fed, state)
+    rounded, learned = CUDA.try_steps(replace(wide, options=replace(wide.options, emulate=True)), fed, state)
+    outputs = compare(rounded, exact).outputs
+    variables = compare_state(learned, after, {}, state).outputs
+    of_outputs, of_variables = (
+        {one.name: CARRIED * one.needed for one in found if math.isfinite(one.needed)} for found in (outputs, variables)
+    )
+    return of_outputs, of_variables
 
 
 def _plain(job: Job) -> Job:

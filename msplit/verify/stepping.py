@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import STEPS, Arrays, is_array
+from msplit.core.arguments import Precision
+from msplit.engines.base import STEPS, Arrays, Job, is_array
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.tensors import as_array
 from msplit.opset.traits import DRAWS
+from msplit.verify.compare import (
+    ANY_FINITE,
+    ModelComparison,
+    compare_state,
+    least_state_tolerances,
+    output_tolerances,
+    state_tolerances,
+    undetermined,
+)
+from msplit.verify.mixed_precision import tf32_tolerances
 from msplit.verify.results import Running
 
 Announcing = tuple[int, Arrays, tuple[int, Arrays] | None]
@@ -85,6 +97,94 @@ def variables_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Array
 def moved_outputs(truth: Running, fed: Sequence[Arrays], state: Arrays, moved: Arrays) -> Arrays:
     """Outputs of the last of some steps, from moved variables or, of one step alone, on moved inputs."""
     return run_steps(truth, fed, moved)[0] if len(fed) > 1 else run_steps(truth, [moved], state)[0]
+
+
+@dataclass(eq=False)
+class Steps:
+    """Steps from some values of variables, and how far rounding may carry what they give: asked where something differs, and once.
+
+    Attributes:
+        truth: What gives the right values.
+        fed: Inputs of each step.
+        state: Variables before the first.
+        job: The same steps on our engine; None where it does not run them.
+        known: Tolerances of variables, by precision.
+    """
+
+    truth: Running
+    fed: Sequence[Arrays]
+    state: Arrays
+    job: Job | None
+    known: dict[Precision, dict[str, float]] = field(default_factory=dict)
+
+    @cached_property
+    def _in_tf32(self) -> tuple[dict[str, float], dict[str, float]]:
+        job = self.job
+        if job is None or job.options.split or job.options.shards is not None:
+            return {}, {}
+        return tf32_tolerances(job, self.fed, self.state)
+
+    def carried(self, expected: Arrays, precision: Precision, *, moved: bool) -> Iterator[dict[str, float]]:
+        """Yields tolerances of the outputs of the last step, as `compare` takes them, each to be asked for where those before do not do:
+        none, what inputs or variables that are moved come to, if wanted, and in TF32 what rounding comes to on these very inputs."""
+        found: dict[str, float] = {}
+        yield found
+        if moved:
+            again = partial(moved_outputs, self.truth, self.fed, self.state)
+            found = output_tolerances(
+                self.state if len(self.fed) > 1 else self.fed[-1], expected, again, precision=precision
+            )
+            yield found
+        if precision is Precision.TF32:
+            yield _most(found, self._in_tf32[0])
+
+    def learned(
+        self,
+        mine: Arrays,
+        after: Arrays,
+        precision: Precision,
+        tolerance: float | None,
+        leave_out: Callable[[Sequence[str]], None],
+    ) -> ModelComparison:
+        """Compares variables after the steps with what they should be.
+
+        Args:
+            tolerance: In place of the type's own.
+            leave_out: Is told the names of variables that nothing but rounding decides.
+        """
+        state, known = self.state, self.known
+        found = compare_state(mine, after, least_state_tolerances(state, after, precision, tolerance), state)
+        if found.passed:
+            return found
+        stepped = partial(variables_after, self.truth, self.fed)
+        if precision not in known:
+            known[precision] = state_tolerances(
+                state, after, stepped, draws=draws(self.truth), precision=precision, tolerance=tolerance
+            )
+        found = compare_state(mine, after, known[precision], state)
+        if not found.passed and precision is Precision.TF32:
+            known[precision] = _most(known[precision], self._in_tf32[1])
+            found = compare_state(mine, after, known[precision], state)
+        if names := [one.name for one in found.outputs if not one.passed and one.needed < ANY_FINITE and not one.exact]:
+            names = undetermined(state, after, stepped, names, precision=precision)
+            known[precision] |= dict.fromkeys(names, ANY_FINITE)
+            leave_out(names)
+        return compare_state(mine, after, known[precision], state)
+
+
+def widened(compared: Callable[..., ModelComparison], tolerances: Iterator[Mapping[str, float]]) -> ModelComparison:
+    """Compares with the first of these tolerances with which that passes, or else with the last."""
+    found = compared(carried=next(tolerances))
+    for carried in () if found.passed else tolerances:
+        found = compared(carried=carried)
+        if found.passed:
+            break
+    return found
+
+
+def _most(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The larger tolerance of each."""
+    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in {**one, **other}}
 
 
 def begin(held: Sequence[Running], state: Arrays) -> Arrays:

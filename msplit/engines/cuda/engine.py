@@ -184,23 +184,40 @@ class CudaEngine(Engine):
 
         A job in IEEE precision that is to `emulate` reads what products read rounded to TF32.
         """
+        with self._apart(job) as (executable, rounding):
+            found: list[Arrays] = []
+            for feeds in inputs:
+                if job.state:
+                    executable.load_state(job.state)
+                with rounding():
+                    found.append({name: np.array(value) for name, value in executable.step(feeds).items()})
+        return found
+
+    def try_steps(self, job: Job, fed: Sequence[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
+        """Takes steps one behind the other, from the values of variables in `state`, in a way that `try_out` has: gives the outputs of the
+        last, and the variables after it."""
+        with self._apart(job) as (executable, rounding):
+            if state:
+                executable.load_state(state)
+            outputs: Arrays = {}
+            for feeds in fed:
+                with rounding():
+                    outputs = {name: np.array(value) for name, value in executable.step(feeds).items()}
+            return outputs, executable.save_state() if state else {}
+
+    @contextmanager
+    def _apart(self, job: Job) -> Iterator[tuple[Executable, Callable[[], AbstractContextManager[object]]]]:
+        """An executable of which nothing that is compiled for it is kept, and the block in which its steps round, if it is to `emulate`."""
         with starting_pytorch():
             from msplit.engines.cuda.compile import compile_apart
             from msplit.engines.cuda.runtime.executables import RoundedProducts, executable_of
 
         compiled = compile_apart(job)
         executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.precision.ieee)
-        found: list[Arrays] = []
-        rounds = job.options.emulate and job.precision.ieee
         try:
-            for feeds in inputs:
-                if job.state:
-                    executable.load_state(job.state)
-                with RoundedProducts() if rounds else nullcontext():
-                    found.append({name: np.array(value) for name, value in executable.step(feeds).items()})
+            yield executable, RoundedProducts if job.options.emulate and job.precision.ieee else nullcontext
         finally:
             executable.close()
-        return found
 
     def beside(self, busy: Callable[[], object]) -> Background:
         """Lets another thread prepare beside steps, on the GPU that is the current one of this thread; see `Background`."""
