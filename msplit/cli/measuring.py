@@ -64,7 +64,7 @@ class Measured(Closeness):
 
 
 @dataclass(frozen=True)
-class Run(options.Devices, engine_options.Processes, engine_options.Stock, options.Kernels):
+class Run(options.Devices, engine_options.Processes, engine_options.TensorFlowKeys, options.Kernels):
     """What runs: engine, streams, kernels, and what outputs are held against."""
 
     streams: tuple[int, ...] = option(

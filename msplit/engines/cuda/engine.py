@@ -27,8 +27,8 @@ if TYPE_CHECKING:
         SimulatedVariant,
         SimulatedVariants,
     )
+    from msplit.engines.cuda.stored.builds import Builds, Opened, Packed
     from msplit.engines.cuda.stored.program import Restored, Weights
-    from msplit.engines.cuda.stored.rung import Builds, Opened, Packed
 
 __all__ = [
     "ENGINE",
@@ -210,7 +210,7 @@ class CudaEngine(Engine):
     def builds(self, device: str) -> Builds:
         """Packs builds for a device, and opens them."""
         with starting_pytorch():
-            from msplit.engines.cuda.stored.rung import Builds
+            from msplit.engines.cuda.stored.builds import Builds
 
         return Builds(device)
 

@@ -176,7 +176,7 @@ def _fastest(tuner: Tuner, work: Gemm, candidates: Mapping[str, Mapping[str, Any
         calls = {
             name: functools.partial(_run_next, itertools.cycle(works), attrs) for name, attrs in candidates.items()
         }
-        tuner.compile_ahead([call for name, call in calls.items() if TILE in candidates[name]])
+        tuner.precompile([call for name, call in calls.items() if TILE in candidates[name]])
         for name, call in calls.items():
             try:
                 times[name] = tuner.milliseconds(call, cold=True) * 1e3 / CALLS

@@ -403,7 +403,7 @@ def _takes_tf32(op: Op, filter: torch.Tensor) -> bool:
 
 def variables_of(graph: OpGraph) -> State:
     """Facts that a graph gives about its variables."""
-    return State(graph.state, graph.final, graph.stacks, tuple(graph.arenas), graph.initial)
+    return State(graph.state, graph.final, graph.stacks, tuple(graph.contiguous), graph.initial)
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -417,7 +417,7 @@ def specialize(
     device: torch.device,
     *,
     bodies: Bodies | None = None,
-    densify: bool = False,
+    static: bool = False,
     tracer: Tracer | None = None,
 ) -> None:
     """Finds the shape of every value, and turns into constants what depends on constants and shapes only.
@@ -430,7 +430,7 @@ def specialize(
         feeds: An array per input.
         device: Where to run.
         bodies: The model's functions, for what loops and conds become.
-        densify: Whether to put simpler ops in the place of those whose shapes depend on values, where that can be proved.
+        static: True to put simpler ops, of static shapes, in the place of those whose shapes depend on values, where that can be proved.
         tracer: What runs it, where that is not the device.
 
     Raises:
@@ -443,7 +443,7 @@ def specialize(
     kept: dict[int, Op] = {}
     # From here on the graph has what is known so far, for proofs and loops.
     graph.constants, graph.shapes = tracer.static, tracer.shapes
-    facts = KnownValues(graph) if densify else None
+    facts = KnownValues(graph) if static else None
     with torch.no_grad():
         graph.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
         unroller = Unroller(graph, bodies, names, tracer.values)
@@ -474,7 +474,7 @@ def specialize(
                     tracer.know((op.node, port), found)
             tracer.steps.clear()
             # Proofs may read integers later on.
-            kept_alive.update(key for key in op.inputs if densify and graph.dtypes.get(key) in COUNTED)
+            kept_alive.update(key for key in op.inputs if static and graph.dtypes.get(key) in COUNTED)
             kept_alive.update(() if proof is None else proof.later)
 
         for op in graph.ops.values():

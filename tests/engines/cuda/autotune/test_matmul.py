@@ -358,7 +358,7 @@ def test_who_computes_most_with_shared_weights_says_how_they_lie(measured, monke
 
 
 class Noted:
-    """Kernels that would be compiled ahead, in the place of `launch.Ahead`."""
+    """Kernels that would be compiled ahead, in the place of `launch.Precompiler`."""
 
     def __init__(self):
         self.weights = {}

@@ -275,8 +275,8 @@ class _Walk:
         return self.kind(indices) is Kind.LOCAL and self.graph.shape(gradient) != ()
 
 
-def exchange(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple[int, ...]] | None) -> bool:
-    """Puts in what has to be exchanged. Whether rows are gathered, so that some shapes are others afterwards.
+def insert_allreduce(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple[int, ...]] | None) -> bool:
+    """Inserts the collectives that processes need. True if rows are gathered, so that some shapes are others afterwards.
 
     Args:
         graph: Specialized, for the rows of one process.
