@@ -20,8 +20,9 @@ from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Family, Tuner, cop
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, extent, to_tf32
 from msplit.engines.cuda.kernels import matmul as kernel
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, NUMBERS, activate
 from msplit.engines.cuda.kernels.matmul import Gemm, Layer
-from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, Tile, activate
+from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.files import JsonValue
 from msplit.opset.traits import EPILOGUE_STEPS
@@ -205,7 +206,7 @@ def tiles(work: Gemm) -> list[Tile]:
     """Tiles of our own kernel that are worth trying; none where it can not do the work."""
     if not can_compile() or work.one.x.dtype not in _TILED:
         return []
-    if work.activation not in kernel.ACTIVATIONS or not all(map(_fits, work.layers())):
+    if work.activation not in NUMBERS or not all(map(_fits, work.layers())):
         return []
     members, inner, columns = work.one.weights.shape
     rows = work.one.rows.shape[1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.windows import to_tf32
-from msplit.engines.cuda.kernels.tiles import activate
+from msplit.engines.cuda.kernels.activations import activate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 

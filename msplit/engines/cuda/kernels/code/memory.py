@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msplit.engines.cuda.kernels.code.tensor_cores import for_products
+from msplit.engines.cuda.kernels.code.epilogue import for_products
 
 
 @triton.jit  # type: ignore[untyped-decorator]

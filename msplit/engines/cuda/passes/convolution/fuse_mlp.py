@@ -23,7 +23,8 @@ from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_torch
 from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.windows import PROLOGUE, TILES
 from msplit.engines.cuda.kernels import mlp
-from msplit.engines.cuda.kernels.tiles import NUMBERS, Tiles, activate
+from msplit.engines.cuda.kernels.activations import NUMBERS, activate
+from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.fused import CLASSIFIER, CLASSIFIER_SOFTMAX, MLP, MLP_ACTIVATIONS, MLP_BIASED, SQUEEZE

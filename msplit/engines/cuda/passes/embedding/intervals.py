@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.kernels.embedding_tables import HIGHEST, LOWEST, Term
+from msplit.engines.cuda.kernels.embedding import HIGHEST, LOWEST, Term
 from msplit.engines.cuda.passes.pattern import constant_slot
 from msplit.opset.traits import ADD, GATHERS, RESHAPES, SELECT, ops_with
 

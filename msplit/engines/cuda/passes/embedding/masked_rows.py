@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, known, require
-from msplit.engines.cuda.kernels.embedding_tables import Columns, Segment, Term
+from msplit.engines.cuda.kernels.embedding import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding import masked_sums
 from msplit.engines.cuda.passes.embedding.proof import (
     Absent,
