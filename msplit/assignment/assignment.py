@@ -1,4 +1,6 @@
-"""Assign streams by rules, and say what came of it.
+"""Assignments of streams: made by rules, explained, and written in the forms of other tools.
+
+Assign streams by rules, and say what came of it.
 
 Write an assignment in other forms, for other tools.
 """

@@ -1,4 +1,6 @@
-"""Load, price and save a model.
+"""Models as the commands take them: loading, saving, prices, how results are displayed, and the defaults that a model is judged with.
+
+Load, price and save a model.
 
 How results show themselves: one line for a prompt, a small table for a notebook. All of it is in reports and in `--format json`.
 

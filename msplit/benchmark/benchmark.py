@@ -1,4 +1,6 @@
-"""Runs a model on its streams and measures what they gain.
+"""Benches: of one batch, of several, and of a build.
+
+Runs a model on its streams and measures what they gain.
 
 Repeats a bench for several batch sizes.
 

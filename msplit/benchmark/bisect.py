@@ -1,4 +1,6 @@
-"""Finds the node at which outputs begin to differ: the engine's program and TensorFlow side by side, value by value.
+"""Search for the node at which two engines begin to differ, among the values that both can be asked for.
+
+Finds the node at which outputs begin to differ: the engine's program and TensorFlow side by side, value by value.
 
 Which values of a graph can be fetched and held against another engine's, one by one, and how many can not, and why.
 """

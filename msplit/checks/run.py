@@ -1,4 +1,6 @@
-"""Runs the checks on a model.
+"""Run of the checks on a model: which there are, what they find, and what a project knows already.
+
+Runs the checks on a model.
 
 The checks by their codes.
 

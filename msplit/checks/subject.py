@@ -1,4 +1,6 @@
-"""A check, and the subject that it checks: facts that several checks need are worked out once and only if somebody asks.
+"""Types that every check uses: the subject with its facts, findings, and settings.
+
+A check, and the subject that it checks: facts that several checks need are worked out once and only if somebody asks.
 
 Findings of checks, their severities, and the pieces of their sentences.
 

@@ -1,4 +1,6 @@
-"""Options of what is measured beside what: shared by `bench`, `tune` and `bisect`.
+"""Options of commands that measure, and the batches or the earlier measurement that `bench` compares with.
+
+Options of what is measured beside what: shared by `bench`, `tune` and `bisect`.
 
 What `msplit bench` holds a measurement against: other batches, and an earlier measurement.
 """

@@ -1,4 +1,6 @@
-"""`msplit serve`: models behind the protocols of TensorFlow Serving and Triton.
+"""Commands that put a model into service: `serve`, `export` and `worker`.
+
+`msplit serve`: models behind the protocols of TensorFlow Serving and Triton.
 
 `msplit export`: a model for other servers.
 

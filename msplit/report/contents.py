@@ -1,4 +1,6 @@
-"""Contents of a model file, for `msplit show`.
+"""Reports on files: of a model (`show`), and of a build.
+
+Contents of a model file, for `msplit show`.
 
 Contents of a build, as text and JSON.
 """

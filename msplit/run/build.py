@@ -1,4 +1,6 @@
-"""Builds: a model that is compiled once, kept on the disk with all that it takes to run, and ready again in a second or two.
+"""Builds of a model: made once, and opened again.
+
+Builds: a model that is compiled once, kept on the disk with all that it takes to run, and ready again in a second or two.
 
 Opening builds: what is on the disk is verified, brought to the device, and runs.
 """

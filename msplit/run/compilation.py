@@ -1,4 +1,6 @@
-"""The stage that compiles: of what was asked for, which variants differ in what they run, and what `auto` and tuning choose.
+"""Compilation of what a bench or `prepare` asks for: variants, choices of the simulator, and rows that would be the same.
+
+The stage that compiles: of what was asked for, which variants differ in what they run, and what `auto` and tuning choose.
 
 Kernels and streams are chosen together, in the simulator: for the rule `auto` with `kernels: best`, and for `bench`.
 

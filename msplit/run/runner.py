@@ -1,4 +1,6 @@
-"""A model that is ready to run, step by step, and may be replaced by a better one between two steps.
+"""Runners: models that are ready to run, of one batch or of several.
+
+A model that is ready to run, step by step, and may be replaced by a better one between two steps.
 
 Several batches of one model as one: a step takes the bucket of its batch, or the next larger one, and cuts what that gives.
 """

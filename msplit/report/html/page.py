@@ -1,4 +1,6 @@
-"""The report's content: what is known of a model and its streams, section by section.
+"""HTML report on a model: its sections, and what is computed for them.
+
+The report's content: what is known of a model and its streams, section by section.
 
 Works out everything that the report shows.
 """

@@ -1,4 +1,6 @@
-"""Chooses between ways to compute the same by how long they take on the GPU, alone and side by side.
+"""The tuner: chooses between ways to compute the same by measuring, and keeps its choices in a file.
+
+Chooses between ways to compute the same by how long they take on the GPU, alone and side by side.
 
 A kernel that runs ten times in a row finds its weights in the cache and their pages in the tables of addresses. In a model it finds
 neither: of 26 convolutions of Inception-v3 one after the other on an H200, cuDNN's take 6 % longer than each in a row of its own, our own

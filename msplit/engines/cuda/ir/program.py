@@ -1,4 +1,6 @@
-"""A compiled model: the calls of lowerings in order, their static inputs bound, ready to be planned for any number of streams.
+"""Programs: compiled models as calls in order, with the memory that stays and the buffers that calls share.
+
+A compiled model: the calls of lowerings in order, their static inputs bound, ready to be planned for any number of streams.
 
 Memory that stays on a device between steps: the variables of a training graph, what a program says of them, and constants.
 

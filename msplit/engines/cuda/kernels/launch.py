@@ -1,4 +1,6 @@
-"""Starts kernels of our own: those that were compiled before by the driver alone, others through Triton, which compiles them.
+"""Launches of our own kernels, and their compilation, many at once, before they are timed.
+
+Starts kernels of our own: those that were compiled before by the driver alone, others through Triton, which compiles them.
 
 Kernels that are going to be timed, compiled all at once before any of them is.
 """

@@ -1,4 +1,6 @@
-"""Products of alike dense layers in one kernel, bias and activation included. They run on a GPU, in `code.products`.
+"""Kernels of products: alike dense layers in one launch, and attention.
+
+Products of alike dense layers in one kernel, bias and activation included. They run on a GPU, in `code.products`.
 
 The library's batched product has no epilogue for a bias per member, and none for an activation. One kernel does them all, and the sum with
 a second product, as recurrent cells have it: there the two products, their sum and the bias of all layers are one kernel.

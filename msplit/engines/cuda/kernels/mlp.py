@@ -1,4 +1,6 @@
-"""A perceptron with one hidden layer of a few rows in one kernel of our own: two products with bias and activation, and in front of them
+"""Kernels of small dense layers: a perceptron with one hidden layer, and the end of a classifier.
+
+A perceptron with one hidden layer of a few rows in one kernel of our own: two products with bias and activation, and in front of them
 the mean over the pixels of an image, as squeeze-and-excitation has it. On a GPU.
 
 One behind the other, each of the three waits for the one in front to be over and for its numbers to come back from memory. Here the first

@@ -1,9 +1,9 @@
-"""Convolutions.
+"""Ops with windows: convolutions and pools.
 
 A filter, always input 1, is a constant in nearly every model, and PyTorch wants its axes in another order. What `FILTERS` has for the op
 lays it out in memory, once, so that the lowering's view of it needs no copy.
 
-Pooling.
+Pools and their gradients.
 
 PyTorch's pools pad both ends of an axis alike, and may let the last window hang over the end (`ceil_mode`). That covers
 TensorFlow's SAME padding without a kernel that pads: see `_fit`.

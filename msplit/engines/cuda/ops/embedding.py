@@ -1,4 +1,6 @@
-"""Lookups of all embedding columns of one stage, with what stands before and behind them. See `kernels.embedding`.
+"""Ops of embeddings: lookups of all columns at once, and reductions over segments.
+
+Lookups of all embedding columns of one stage, with what stands before and behind them. See `kernels.embedding`.
 
 Reductions over segments: rows of a tensor that share an id.
 

@@ -1,4 +1,6 @@
-"""Activation functions, their gradients, softmax with its losses, bias and normalization.
+"""Ops of neural networks, and their gradients.
+
+Activation functions, their gradients, softmax with its losses, bias and normalization.
 
 Sigmoid, Tanh and their gradients are with the other functions of one number, in `elementwise`.
 

@@ -1,4 +1,6 @@
-"""The end of a captured step: its outputs come to pinned host memory by one kernel, which then tells the host that the step is over.
+"""Replays of captured graphs, and the way of their outputs to the host.
+
+The end of a captured step: its outputs come to pinned host memory by one kernel, which then tells the host that the step is over.
 
 The captured graphs of a program, and how to replay one with as little as possible around it.
 """

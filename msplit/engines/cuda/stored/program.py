@@ -1,4 +1,6 @@
-"""A compiled model with its plan as JSON, its constants apart, and back: without a trace, since all that a trace learns is in it.
+"""Files of a compiled model: its program as JSON, and its constants.
+
+A compiled model with its plan as JSON, its constants apart, and back: without a trace, since all that a trace learns is in it.
 
 The constants of several programs in one file, each block of memory once.
 """

@@ -1,4 +1,6 @@
-"""The kernel of `kernels.mlp`: the mean of an image, if there is one, and two dense layers behind it.
+"""Kernels of small dense layers behind the mean of an image.
+
+The kernel of `kernels.mlp`: the mean of an image, if there is one, and two dense layers behind it.
 
 The kernel of `kernels.mlp`: the mean of an image, if there is one, a dense layer of it, and a softmax, if there is one.
 """

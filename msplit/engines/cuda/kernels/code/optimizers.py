@@ -1,4 +1,6 @@
-"""Kernels that update variables by an optimizer and convert them (`kernels.optimizers`), by the formulas of `optimizer_formulas`.
+"""Kernels of optimizers: for whole variables, and for rows of them.
+
+Kernels that update variables by an optimizer and convert them (`kernels.optimizers`), by the formulas of `optimizer_formulas`.
 
 The kernels that update rows of variables and find distinct ids (`kernels.optimizers`).
 """

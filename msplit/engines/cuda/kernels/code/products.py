@@ -1,6 +1,6 @@
-"""The kernels of `kernels.matmul`: products of alike dense layers, bias and activation included.
+"""Kernels of products: alike dense layers, and attention.
 
-The kernel of `kernels.matmul`.
+The kernels of `kernels.matmul`: products of alike dense layers, bias and activation included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Parts of a Concat are written where they belong.
+"""Fusions of convolutions that share their result or their data: written into a Concat's memory, or siblings as one step.
+
+Parts of a Concat are written where they belong.
 
 A convolution or a pool whose result a Concat reads writes it into that one's memory (a buffer: see `ir.program`), and the Concat becomes a
 view. A Concat whose result is a part of another's lies in the same buffer: DenseNet, where each layer joins all before it with one new

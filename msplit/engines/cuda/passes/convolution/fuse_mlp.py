@@ -1,4 +1,6 @@
-"""Two dense layers of a few rows are one kernel, and the mean over an image in front of them is in it. So is the end of a classifier: such
+"""Fusions of small dense layers: with each other, with the mean of an image, with a depthwise convolution.
+
+Two dense layers of a few rows are one kernel, and the mean over an image in front of them is in it. So is the end of a classifier: such
 a mean, one dense layer, and the softmax behind it.
 
 Squeeze-and-excitation (Hu et al., CVPR 2018) is three launches otherwise, which all wait for each other and have next to nothing to do. So

@@ -1,4 +1,6 @@
-"""Exchange between processes that train together: the graph of a whole batch, of which each has some rows.
+"""Collectives of processes that train together: which values they exchange, and in which messages.
+
+Exchange between processes that train together: the graph of a whole batch, of which each has some rows.
 
 All of them run the same ops on the same variables, and each on rows of its own. So a value is the *same* everywhere (variables, and what
 is made of them alone), *local* (rows, and what is made of them), or a *part*: the whole batch's is the mean of those of all, as with

@@ -1,4 +1,6 @@
-"""The whole way from a graph with shapes to one with fused groups.
+"""Fusion of chains of small ops: from groups in the graph to kernels by PyTorch's compiler.
+
+The whole way from a graph with shapes to one with fused groups.
 
 Groups as kernels, by PyTorch's compiler (Inductor; on a GPU it writes Triton).
 
