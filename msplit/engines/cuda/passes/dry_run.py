@@ -25,7 +25,7 @@ from msplit.engines.cuda.ir.interpret import depends_on_values
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.passes.pipeline import Context, run_dry
-from msplit.engines.cuda.passes.specialize import Tracer
+from msplit.engines.cuda.passes.tracing import Tracer
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.opset import schema
 from msplit.shapes import Shapes

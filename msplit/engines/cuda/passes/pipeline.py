@@ -44,7 +44,8 @@ from msplit.engines.cuda.passes.measured import MeasuredFusion
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.precision.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
-from msplit.engines.cuda.passes.specialize import Tracer, specialize, trace
+from msplit.engines.cuda.passes.specialize import specialize
+from msplit.engines.cuda.passes.tracing import Tracer, trace
 from msplit.engines.cuda.passes.updates import merge_updates as updates
 from msplit.progress import phase
 

@@ -314,7 +314,7 @@ def _has(config: Any, name: str) -> bool:
 
 
 Trace = Callable[..., object]
-"""`specialize.trace`, which runs a graph once and tells of each step."""
+"""`tracing.trace`, which runs a graph once and tells of each step."""
 
 
 @dataclass
