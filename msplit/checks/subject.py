@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import rules
-from msplit.analysis.guesses import Guesses, guesses
+from msplit.analysis.advice import Guesses, guesses
 from msplit.assignment.model import Defaults
 from msplit.core.arguments import MAX_STREAMS, whole
 from msplit.core.graph import Graph, Ints

@@ -19,14 +19,14 @@ from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.profiling.plan_search import (
+    from msplit.engines.cuda.runtime.executables import Compiled
+    from msplit.engines.cuda.runtime.host import StepCounter
+    from msplit.engines.cuda.search import (
         CompiledVariant,
         CompiledVariants,
         SimulatedVariant,
         SimulatedVariants,
     )
-    from msplit.engines.cuda.runtime.executables import Compiled
-    from msplit.engines.cuda.runtime.host import StepCounter
     from msplit.engines.cuda.stored.builds import Builds, Opened, Packed
     from msplit.engines.cuda.stored.program import Restored, Weights
 
@@ -166,11 +166,11 @@ class CudaEngine(Engine):
         seconds: float = 0.0,
         tell: Progress | None = None,
     ) -> CompiledVariants:
-        """Compiles the job's graph in several kernel modes, to be simulated or measured; see `plan_search.compile_variants`."""
+        """Compiles the job's graph in several kernel modes, to be simulated or measured; see `search.compile_variants`."""
         with starting_pytorch():
-            from msplit.engines.cuda.profiling import plan_search
+            from msplit.engines.cuda import search
 
-        return plan_search.compile_variants(job, groups, names, seconds=seconds, tell=tell)
+        return search.compile_variants(job, groups, names, seconds=seconds, tell=tell)
 
     def in_half(self, job: Job) -> list[tuple[int, ...]]:
         """Lists the nodes of each op that runs in half precision, in topological order; none where the job's precision is another."""

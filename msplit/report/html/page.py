@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from msplit import rules
+from msplit.analysis.advice import guesses, suggest
 from msplit.analysis.embeddings import columns as embedding_columns
-from msplit.analysis.guesses import guesses, suggest
 from msplit.assignment.model import Defaults
 from msplit.checks import examine
 from msplit.checks.run import Reported

@@ -23,7 +23,7 @@ class Activation(NamedTuple):
         function: PyTorch's, for where no kernel of ours has it.
         number: Number by which our own kernels of products know it; 0 where they have it not.
         convolves: True if our own kernels of convolutions know that number, too.
-        composed: True if there is no op of that name: several ops compute it, which a pass finds (`match_rows.match_gelu`).
+        composed: True if there is no op of that name: several ops compute it, which a pass finds (`composed_functions.match_gelu`).
     """
 
     function: Callable[[Tensor], Tensor]

@@ -43,9 +43,9 @@ from msplit.engines.cuda.kernels import channelwise, conv
 from msplit.engines.cuda.kernels import matmul as kernels
 from msplit.engines.cuda.kernels import mlp as layers_behind
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, Epilogue, activate
-from msplit.engines.cuda.kernels.copy import grouped_gather
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES
+from msplit.engines.cuda.kernels.memory import grouped_gather
 from msplit.engines.cuda.kernels.mlp import Dense, Layers, classify
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
 from msplit.engines.cuda.ops.gather import or_zeros

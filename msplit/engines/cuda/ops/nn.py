@@ -235,7 +235,7 @@ def batch_norm_with_global_normalization(
 
 @lowering("_LayerNorm", own=True)
 def layer_norm(node: Node, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
-    """Normalization of each row along the last axis, as `canonical.match_rows` finds it."""
+    """Normalization of each row along the last axis, as `canonical.composed_functions` finds it."""
     return F.layer_norm(x, (x.shape[-1],), gamma, beta, node.attrs["epsilon"])
 
 

@@ -21,8 +21,8 @@ from msplit.engines.cuda.ir.graph import Key, OpGraph, StandIn
 from msplit.engines.cuda.ir.verify import Stage, fingerprint, same, snapshot, verify
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.attention.fuse_attention import ATTENTION
-from msplit.engines.cuda.passes.canonical.match_rows import fuse_layer_norm, fuse_softmax
-from msplit.engines.cuda.passes.canonical.simplify import (
+from msplit.engines.cuda.passes.canonical.composed_functions import fuse_layer_norm, fuse_softmax
+from msplit.engines.cuda.passes.canonical.rewrites import (
     eliminate_common_subexpressions,
     eliminate_identity,
     flatten_convolution,

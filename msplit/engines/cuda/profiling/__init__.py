@@ -1,1 +1,1 @@
-"""Measures what kernels cost, one by one, and plans as a whole."""
+"""Measures what kernels cost, one by one."""

@@ -15,8 +15,8 @@ from msplit.engines.base import Feeds, is_array, refuse_fed
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of
 from msplit.engines.cuda.ir.node import Unsupported
-from msplit.engines.cuda.kernels import copy
 from msplit.engines.cuda.kernels.launch import can_launch
+from msplit.engines.cuda.kernels.memory import InputCopy, copy, seen_by
 from msplit.engines.cuda.runtime.memcpy import CAN_POLL, AsyncCopy, Memcpy, Tell, copy_holding
 from msplit.errors import EngineError
 
@@ -168,12 +168,12 @@ class InputStaging:
         self._together = _Together.of(self.on_device)
         self._async_copy = AsyncCopy(self.block.host, self.memory, stream)
         self._seen: torch.Tensor | None = None
-        self.input_copy: copy.InputCopy | None = None
+        self.input_copy: InputCopy | None = None
         self._given_up = 0
         if own_kernel and can_launch(device.place) and self.block.host.numel() > _ENGINE_BYTES:
-            self._seen = copy.seen_by(device.place, self.block.host)
+            self._seen = seen_by(device.place, self.block.host)
             if launch_first and LAUNCH_FIRST and CAN_POLL and _fits_first(self.block.host.numel(), self.rest):
-                self.input_copy = copy.InputCopy(self._seen, self.memory)
+                self.input_copy = InputCopy(self._seen, self.memory)
 
     def _group(self, run: list[str]) -> _Group:
         arrays = [self.block.arrays[name] for name in run]
@@ -207,7 +207,7 @@ class InputStaging:
         if self._seen is None:
             self.memory[:size].copy_(self.block.host[:size], non_blocking=True)
             return
-        copy.copy(self._seen[:size], self.memory[:size])
+        copy(self._seen[:size], self.memory[:size])
 
     def fill(self, feeds: Feeds, *, ahead: bool = False) -> bool:
         """Copies arrays into the host block. An array that is its own place in the block is there already.

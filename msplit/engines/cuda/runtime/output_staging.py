@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import Device, check, holding, runtime
-from msplit.engines.cuda.kernels.copy import OutputCopy
 from msplit.engines.cuda.kernels.launch import can_launch
+from msplit.engines.cuda.kernels.memory import OutputCopy
 from msplit.engines.cuda.runtime.input_staging import Block
 from msplit.engines.cuda.runtime.memcpy import CAN_POLL, Memcpy
 

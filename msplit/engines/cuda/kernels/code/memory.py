@@ -1,4 +1,4 @@
-"""Kernels that move data and compute little: gathers and copies (`kernels.copy`), pooling (`kernels.channelwise`)."""
+"""Kernels that move data and compute little: gathers and copies (`kernels.memory`), pooling (`kernels.channelwise`)."""
 
 from __future__ import annotations
 

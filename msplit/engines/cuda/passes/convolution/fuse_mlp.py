@@ -30,7 +30,7 @@ from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.fused import CLASSIFIER, CLASSIFIER_SOFTMAX, MLP, MLP_ACTIVATIONS, MLP_BIASED, SQUEEZE
-from msplit.engines.cuda.passes.canonical.simplify import activation_behind, reshapes_behind
+from msplit.engines.cuda.passes.canonical.rewrites import activation_behind, reshapes_behind
 from msplit.engines.cuda.passes.convolution.fuse_prologue import InFront, in_front
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
 from msplit.engines.cuda.passes.pattern import Readers, become_reshape, bias_and_activation, channels_last

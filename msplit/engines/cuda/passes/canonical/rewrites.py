@@ -32,7 +32,7 @@ from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA
-from msplit.engines.cuda.passes.canonical.match_rows import match_gelu
+from msplit.engines.cuda.passes.canonical.composed_functions import match_gelu
 from msplit.engines.cuda.passes.pattern import (
     FLOATS,
     Dominators,
