@@ -1,4 +1,4 @@
-"""Compiles a model in each kernel mode (plain, fused, grouped, both), simulates it, and measures it for `schedule.search`.
+"""Compiles a model in each kernel mode, simulates it, and measures it for `schedule.search`.
 
 Simulations time nothing: steps cost what the data sheet or a profile says (`step_costs`). To learn what steps there are, the graph is
 lowered, which runs it once on the device (`tracing.trace`). Measurements build schedules cheaply from programs that are compiled

@@ -50,6 +50,9 @@ NUMBERS = {"": 0, **{name: one.number for name, one in ACTIVATIONS.items() if on
 IN_CONVOLUTIONS = {"": 0, **{name: one.number for name, one in ACTIVATIONS.items() if one.convolves}}
 """Those that our own kernels of convolutions have."""
 
+IN_LIBRARY = {"Relu": False, "GeluApproximate": True}
+"""Those that cuBLASLt has behind a product with a bias: name -> `use_gelu` of `torch._addmm_activation`."""
+
 
 class Epilogue(NamedTuple):
     """Steps behind a convolution in the same kernel: ``activation(convolution + bias + side)``.
