@@ -171,9 +171,7 @@ def test_the_dockerfile_copies_and_pins_what_there_is() -> None:
 def test_files_that_pages_name_are_there() -> None:
     """Of the package, the tests and the tools; scripts of `benchmarks/notes` may be gone from the tree, as these say."""
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md"), *ROOT.glob("*.md")]
-    named = re.compile(
-        r"`[^`\n]*?((?:msplit|tests|tools|scripts)/[\w/.-]+\.(?:py|md|toml|yaml|txt))[^`\n]*`"
-    )
+    named = re.compile(r"`[^`\n]*?((?:msplit|tests|tools|scripts)/[\w/.-]+\.(?:py|md|toml|yaml|txt))[^`\n]*`")
     gone = {
         f"{page.relative_to(ROOT)}: {path}"
         for page in pages
