@@ -40,7 +40,7 @@ from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.program import KernelCall
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.options import EngineOptions
-from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
 from msplit.opset.traits import CONV2D

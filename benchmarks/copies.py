@@ -31,7 +31,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.options import EngineOptions, KernelMode
-from msplit.engines.cuda.passes.convolution.concat_into import concat_in_place
+from msplit.engines.cuda.passes.convolution.concat_into import concat_into
 from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS, SQUEEZES
 from msplit.engines.cuda.passes.convolution.fuse_prologue import PROLOGUES
 from msplit.engines.cuda.passes.measured import Decide, deciding
@@ -56,8 +56,8 @@ VARIANTS: dict[str, dict[Any, Decide]] = {
     "no small layers": {MLPS: never, SQUEEZES: never},
     "tail apart": {MLPS: tail_apart},
     "no prologues": {PROLOGUES: never},
-    "not in place": {concat_in_place: never},
-    "with none": dict.fromkeys((concat_in_place, PROLOGUES, MLPS, SQUEEZES), never),
+    "not in place": {concat_into: never},
+    "with none": dict.fromkeys((concat_into, PROLOGUES, MLPS, SQUEEZES), never),
 }
 """Fusions that are decided otherwise than by measurement."""
 STEPS = 200

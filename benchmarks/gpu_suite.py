@@ -102,7 +102,7 @@ class Log:
         self._began, self._last = time.time(), ""
 
     def __call__(self, what: str, share: float) -> None:
-        """See `bench.timing.Progress`."""
+        """Prints the progress of a bench, a line for each new step; see `msplit.progress.Progress`."""
         del share
         if what != self._last:
             self._last = what

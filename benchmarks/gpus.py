@@ -39,7 +39,7 @@ BURST = 0.05
 LEAST = 3
 """Steps of it, at least."""
 GROUPS, WINDOW = 4, 4
-"""Arenas on each GPU, and requests on their way for each arena."""
+"""Slots on each GPU, and requests on their way for each slot."""
 
 
 DISTINCT = 64

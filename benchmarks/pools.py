@@ -1,4 +1,4 @@
-"""How many requests a pool answers, in one process: by arenas, rows of a request, threads. Figures are those of `requests.md`.
+"""How many requests a pool answers, in one process: by slots, rows of a request, threads. Figures are those of `requests.md`.
 
 python benchmarks/pools.py GRAPHS [--models ple,mmoe] [--out FOLDER]
 """
@@ -92,12 +92,12 @@ def threads(step: Any, feeds: list[Any], count: int, seconds: float = SECONDS) -
 
 
 def every_answer(built: Path, groups: int, count: int) -> str:
-    """So many single rows, no two alike, answered by arenas whose memory is poisoned and whose kernels are delayed at random: every answer
+    """So many single rows, no two alike, answered by slots whose memory is poisoned and whose kernels are delayed at random: every answer
     is held against what whole batches give."""
     from msplit.engines.cuda.options import Torture
-    from msplit.engines.cuda.stored import rung
+    from msplit.engines.cuda.stored import builds
 
-    plain, chunk = rung.Opened.arena, 1 << 15
+    plain, chunk = builds.Opened.slot, 1 << 15
 
     def tortured(self: Any, *args: Any, **options: Any) -> Any:
         self._options = replace(self._options, torture=Torture(poison=True, delay_cycles=2_000, seed=1))
@@ -105,9 +105,9 @@ def every_answer(built: Path, groups: int, count: int) -> str:
 
     wrong, worst, answered, seconds = 0, 0.0, 0, 0.0
     with msplit.open(built) as runner:
-        rung.Opened.arena = tortured  # type: ignore[method-assign]
+        builds.Opened.slot = tortured  # type: ignore[method-assign]
         with msplit.pool(built, groups=groups) as pool:
-            rung.Opened.arena = plain  # type: ignore[method-assign]
+            builds.Opened.slot = plain  # type: ignore[method-assign]
             ((name, port),) = pool.inputs.items()
             step = pool.batches[-1]
             for first in range(0, count, chunk):
@@ -126,7 +126,7 @@ def every_answer(built: Path, groups: int, count: int) -> str:
                 answered += len(answers)
             steps = pool.stats().steps
     return (
-        f"{answered:,} requests with distinct inputs, {groups} arenas, poisoned memory, kernels delayed at random: {wrong} wrong,"
+        f"{answered:,} requests with distinct inputs, {groups} slots, poisoned memory, kernels delayed at random: {wrong} wrong,"
         f" largest difference {worst:.1e}; {steps:,} steps, {answered / seconds:,.0f} requests/s"
     )
 
@@ -151,7 +151,7 @@ def open_and_close(built: Path, count: int) -> str:
     seconds = time.perf_counter() - start
     after = left()
     return (
-        f"{count} opens and closes of 2 arenas, {seconds / count * 1e3:.0f} ms each: {before[0] - after[0]:+.1f} MB of the device,"
+        f"{count} opens and closes of 2 slots, {seconds / count * 1e3:.0f} ms each: {before[0] - after[0]:+.1f} MB of the device,"
         f" {after[1] - before[1]:+.1f} MB of the host, {after[2] - before[2]:+d} threads"
     )
 
@@ -198,8 +198,8 @@ def main() -> None:
                 megabytes = ", ".join(
                     f"{what} {facts[what] / 1e6:.1f}" for what in ("weight_bytes", "arena_bytes", "bytes")
                 )
-                say(f"{name}: {groups} arenas opened in {time.perf_counter() - start:.1f} s; MB: {megabytes}")
-                about = f"{name} {groups} arenas"
+                say(f"{name}: {groups} slots opened in {time.perf_counter() - start:.1f} s; MB: {megabytes}")
+                about = f"{name} {groups} slots"
                 tell(f"{about}, {rows} rows, 1 thread, step", threads(pool.step, whole, 1))
                 for going in (2 * groups, 8 * groups):
                     tell(f"{about}, {rows} rows, {going} going", flood(pool, whole, going))

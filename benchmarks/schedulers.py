@@ -32,8 +32,8 @@ import table
 from msplit import api
 from msplit.core import statistics
 from msplit.engines.base import Job
+from msplit.engines.cuda import search
 from msplit.engines.cuda.options import EngineOptions, KernelMode
-from msplit.engines.cuda.search import measurement
 from msplit.engines.environment import environment
 from msplit.inputs.make import make_inputs
 from msplit.run.tuning import TuneSettings, tune
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     tuned = tune(job, settings, streams=arguments.streams, given=rules, batch=batch)
     variants = tuned.variants
     variant = variants["plain"]
-    device = measurement.CompiledVariants(variants).runner()
+    device = search.CompiledVariants(variants).runner()
     plain: list[tuple[str, PlanCandidate]] = []
     skipped = {}
     candidates = choose(variant.problem, arguments.streams)

@@ -23,7 +23,7 @@ import numpy as np
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from msplit import samples
-from msplit.samples import recommenders, sequences
+from msplit.samples import networks, recommenders
 from msplit.samples.layers import ModelBuilder, Sample, SampleInput, WeightRecipe, generate, make_inputs
 
 Values = dict[str, np.ndarray]
@@ -193,7 +193,7 @@ def deepfm(b: Trained, **sizes: Any) -> Any:
 
 def lstm(b: Trained, **sizes: Any) -> Any:
     """The unrolled LSTM, of whose last output the square error is taken."""
-    sample = sequences.lstm(b, **sizes)
+    sample = networks.lstm(b, **sizes)
     output = b.graph.get_operation_by_name(sample.outputs[0]).outputs[0]
     label = b.input(LABEL, (int(output.shape[1]),))
     with b.scope("objective"):

@@ -147,7 +147,7 @@ def pool(
 
     Args:
         model: From `load`, or where a model or a build is. A build is ready in a second or two; see `build`.
-        groups: Arenas, which is how many steps are in flight at once; ``auto`` measures.
+        groups: Slots, which is how many steps are in flight at once; ``auto`` measures.
         max_batch: Most rows of a step; requests that wait are joined up to it, where rows are independent. See `PoolSettings`, as of all
             that follow.
         batches: Numbers of rows to make steps for, which are filled up to the next larger one.

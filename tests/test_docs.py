@@ -32,6 +32,7 @@ PAGES = (
     "production.md",
     "training.md",
     "scaling.md",
+    "scheduling.md",
 )
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUICK = ("--measure", "duration=0.1", "--measure", "warmup=0", "--measure", "builds=1", "--engine", "tensorflow")
@@ -165,3 +166,16 @@ def test_the_dockerfile_copies_and_pins_what_there_is() -> None:
     said = text + (ROOT / "docs" / "install.md").read_text()
     for line in re.findall(r"msplit (doctor(?: --[a-z]+ [a-z]+)*)", said):
         assert msplit(*shlex.split(line), "--help").code == 0, line
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """Of the package, the tests and the tools; scripts of `benchmarks/notes` may be gone from the tree, as these say."""
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md"), *ROOT.glob("*.md")]
+    named = re.compile(r"`[^`\n]*?((?:msplit|tests|tools|scripts)/[\w/.-]+\.(?:py|md|toml|yaml|txt))[^`\n]*`")
+    gone = {
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in pages
+        for path in named.findall(page.read_text("utf-8"))
+        if page.name != "CHANGELOG.md" and not (ROOT / path).exists()
+    }
+    assert not gone, f"these were moved or are gone: {sorted(gone)}"

@@ -1,4 +1,6 @@
-"""The branches of a graph: paths that cover it, the heaviest first, so that what a fork starts and a join ends is one branch.
+"""Branches of a graph and its critical path, in the graph of kernels that analysis works on.
+
+The branches of a graph: paths that cover it, the heaviest first, so that what a fork starts and a join ends is one branch.
 
 The critical path: the longest path of a DAG by the weights of its nodes.
 

@@ -1,4 +1,6 @@
-"""Constraints between nodes that must share a stream: colocation classes, regions, variable handles with their users, unordered writes.
+"""Nodes that must share a stream, and what shows it: paths between nodes, and users of one resource that nothing orders.
+
+Constraints between nodes that must share a stream: colocation classes, regions, variable handles with their users, unordered writes.
 
 Whether a path leads from one node to another, for a few nodes of a large graph.
 

@@ -1,4 +1,6 @@
-"""Embedding tables and where they are looked up.
+"""Embedding tables and columns of a model: which nodes belong to which lookup.
+
+Embedding tables and where they are looked up.
 
 Embedding columns: a lookup with what only feeds it, what only works on its result, and its gradient.
 """

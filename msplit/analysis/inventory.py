@@ -1,4 +1,6 @@
-"""An inventory of a graph: ops, parameters, functions, regions, tables and branches, counted and sorted.
+"""Counts of a graph: what it has of each kind, and how wide it is.
+
+An inventory of a graph: ops, parameters, functions, regions, tables and branches, counted and sorted.
 
 How many kernels could run at once: on one level, and at most.
 """

@@ -1,4 +1,6 @@
-"""Isomorphic branches: they compute the same on other data, so that one batched branch could replace them. And those that nearly are.
+"""Parts of a graph that compute the same: isomorphic branches, and nodes with the same inputs.
+
+Isomorphic branches: they compute the same on other data, so that one batched branch could replace them. And those that nearly are.
 
 A branch is a chain of kernels that no other work enters or leaves. Its canonical form is what its kernels do, in order (op, attributes,
 shapes), names and weights left out; equal forms are found by hashing. Branches of one form whose first kernels are equally many kernels

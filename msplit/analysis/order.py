@@ -1,4 +1,6 @@
-"""An order of the nodes that depends on what the graph computes, not on names or on the order of the file.
+"""Canonical order of a graph: the same for the same computation, whatever its nodes are called.
+
+An order of the nodes that depends on what the graph computes, not on names or on the order of the file.
 
 Telling copies apart without their names: partition refinement, one copy singled out at a time.
 """

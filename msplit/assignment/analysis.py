@@ -10,10 +10,10 @@ from functools import cached_property
 import numpy as np
 
 from msplit.analysis import inventory, isomorphic
+from msplit.analysis.advice import Guesses, Suggestion, guesses, suggest
 from msplit.analysis.branches import branches_of
 from msplit.analysis.colocation import groups
 from msplit.analysis.embeddings import columns
-from msplit.analysis.guesses import Guesses, Suggestion, guesses, suggest
 from msplit.analysis.inventory import Antichain, LevelWidth, level_width, max_antichain
 from msplit.assignment.model import DisplayMixin, Facts, gain, opened, price
 from msplit.core.graph import no_collection

@@ -1,4 +1,6 @@
-"""Assign streams by rules, and say what came of it.
+"""Assignments of streams: made by rules, explained, and written in the forms of other tools.
+
+Assign streams by rules, and say what came of it.
 
 Write an assignment in other forms, for other tools.
 """
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats, rules
-from msplit.analysis.guesses import guesses
+from msplit.analysis.advice import guesses
 from msplit.assignment.model import DisplayMixin, Facts, gain, measured_record, opened, price
 from msplit.core.dag import Dag, distinct
 from msplit.core.graph import CONTROL, UNASSIGNED, Ints, no_collection

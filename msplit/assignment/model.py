@@ -1,4 +1,6 @@
-"""Load, price and save a model.
+"""Models as the commands take them: loading, saving, prices, how results are displayed, and the defaults that a model is judged with.
+
+Load, price and save a model.
 
 How results show themselves: one line for a prompt, a small table for a notebook. All of it is in reports and in `--format json`.
 
@@ -215,7 +217,7 @@ ON_RULES = ("rules", "streams", *ON_COSTS)
 
 
 @dataclass(frozen=True)
-class Basis:
+class Defaults:
     """Batch, GPU and profile that a model is judged with.
 
     Attributes:
@@ -244,8 +246,8 @@ class Basis:
         said = [f"{', '.join(parts)} ({origin})" for origin, parts in groups.items()]
         return "; ".join(said if self.missing is None else [*said, self.missing])
 
-    def of_both(self, other: FlatGraph) -> Basis:
-        """One basis for two models that are compared: what is recorded of one and does not fit the other is left out for both."""
+    def of_both(self, other: FlatGraph) -> Defaults:
+        """Defaults for two models that are compared: what is recorded of one and does not fit the other is left out for both."""
         workload, declared = self.workload, {end.name: end.shape for end in other.model.inputs}
         if self.origin.get("shapes") == RECORDED:
             fitting = {n: s for n, s in workload.shapes.items() if n in declared and fits(s, declared[n])}
@@ -274,8 +276,8 @@ class Given:
     origin: Mapping[str, str] = field(default_factory=dict)
 
 
-def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
-    """Settle the batch, GPU and profile that a model is judged with.
+def resolve(flat: FlatGraph, given: Given | None = None) -> Defaults:
+    """Finds the batch, GPU and profile that a model is judged with.
 
     Shapes that are recorded are those of the recorded batch, so a batch that is given sets them aside; so does a GPU that is given a
     recorded profile. The recorded number of streams goes with the recorded rules.
@@ -329,7 +331,7 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
             except MsplitError:
                 broken = broken or f"assign took the data sheet '{record.gpu}', which is not there: give --costs gpu="
     workload = Workload(batch, shapes, gpu=gpu, profile=profile)
-    return Basis(workload, ruleset, _said(ruleset, workload), origin, broken or lost)
+    return Defaults(workload, ruleset, _said(ruleset, workload), origin, broken or lost)
 
 
 def _same(ruleset: RuleSet, recorded: RecordedRules) -> bool:

@@ -1,4 +1,6 @@
-"""From a schedule of the engine's steps to ids and a plan file, and back from such a file to something that runs.
+"""Plan files of the engine: written from schedules, read to run, and chosen together with kernels in the simulator.
+
+From a schedule of the engine's steps to ids and a plan file, and back from such a file to something that runs.
 
 Kernels and streams chosen together, in the simulator: for the rule `auto` with `kernels: best`, and for `bench`.
 """

@@ -1,4 +1,6 @@
-"""Copies of a model side by side in one graph: what they share, what each has of its own, and how their outputs become one.
+"""Copies of a graph beside each other in one: what they share, and how they are made and joined.
+
+Copies of a model side by side in one graph: what they share, what each has of its own, and how their outputs become one.
 
 Shared is what is the same for all of them: inputs, lookup tables with what fills them, queues and iterators, and whatever is computed of
 these without a weight, such as hashed strings. All else is there once per replica, in a scope of its own: nodes, variables, loop frames,

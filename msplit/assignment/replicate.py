@@ -1,4 +1,6 @@
-"""Ensembles: several copies of a model in one graph, with weights of their own, written as a model.
+"""Command `replicate`: an ensemble of copies of a model, written as a SavedModel.
+
+Ensembles: several copies of a model in one graph, with weights of their own, written as a model.
 
 A SavedModel around a graph: a signature, a saver, and where the variables' values go. TensorFlow 1's form, which all loaders read.
 """

@@ -1,4 +1,6 @@
-"""Runs a model on its streams and measures what they gain.
+"""Benches: of one batch, of several, and of a build.
+
+Runs a model on its streams and measures what they gain.
 
 Repeats a bench for several batch sizes.
 
@@ -194,7 +196,7 @@ class BuildBench:
 
 
 @dataclass(frozen=True, eq=False)
-class _OneRung(Engine):
+class _OneBucket(Engine):
     """Engine that makes one batch of a build run."""
 
     loaded: LoadedBuild
@@ -224,9 +226,9 @@ def bench_build(
     loaded = load(path)
     settings, manifest = settings or Settings(), loaded.manifest
     found = []
-    for rung in manifest.rungs:
-        reference = loaded.references[rung.program]
-        one = f"msplit, 1 stream of {plural(rung.kernels, 'kernel')}"
+    for bucket in manifest.rungs:
+        reference = loaded.references[bucket.program]
+        one = f"msplit, 1 stream of {plural(bucket.kernels, 'kernel')}"
         job = Job(
             flat=None,  # type: ignore[arg-type]  # a build has no graph: the reference says what verification needs
             ids=np.zeros(0, np.int32),
@@ -235,10 +237,10 @@ def bench_build(
             options=EngineOptions(measure=False),
             precision=Precision(manifest.precision),
         )
-        variants = [Variant(one, _OneRung(loaded, rung.program, True), job)]
-        if rung.streams > 1:
-            engine = _OneRung(loaded, rung.program, False)
-            variants.append(Variant(manifest.label, engine, replace(job, streams=rung.streams), one))
+        variants = [Variant(one, _OneBucket(loaded, bucket.program, True), job)]
+        if bucket.streams > 1:
+            engine = _OneBucket(loaded, bucket.program, False)
+            variants.append(Variant(manifest.label, engine, replace(job, streams=bucket.streams), one))
         result = measure(
             variants,
             fresh=lambda seed, feeds=reference.feeds: feeds,  # type: ignore[misc]
@@ -247,7 +249,7 @@ def bench_build(
             command=command,
             progress=progress,
         )
-        found.append((rung.batch, result))
+        found.append((bucket.batch, result))
     return BuildBench(manifest, tuple(found), loaded.notes)
 
 

@@ -1,4 +1,7 @@
-"""Finds the node at which outputs begin to differ: the engine's program and TensorFlow side by side, value by value."""
+"""Search for the node at which two engines begin to differ, among the values that both can be asked for.
+
+The engine's program and TensorFlow run side by side, and are compared value by value.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def find(subject: Subject) -> Iterator[Finding]:
     if subject.ruleset is None and subject.plan_file is None and subject.against is None:
         raise Skip("it needs --rules, --plan or --against")
     others = subject.plan_file is not None or subject.against is not None
-    lost = subject.basis is not None and subject.basis.missing is not None
+    lost = subject.defaults is not None and subject.defaults.missing is not None
     if subject.ruleset is not None and not (others and (lost or subject.kernels_not_chosen)):
         yield from _by_rules(subject)
     if subject.plan_file is not None:

@@ -1,4 +1,6 @@
-"""Runs the checks on a model.
+"""Run of the checks on a model: which there are, what they find, and what a project knows already.
+
+Runs the checks on a model.
 
 The checks by their codes.
 
@@ -24,7 +26,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from msplit.assignment.model import GIVEN, ON_COSTS, ON_RULES, Basis, DisplayMixin, Facts, Given, opened, price, settle
+from msplit.assignment.model import GIVEN, ON_COSTS, ON_RULES, Defaults, DisplayMixin, Given, opened, price, resolve
 from msplit.checks.subject import Check, CheckSettings, Finding, Severity, Skip, Subject
 from msplit.core.graph import no_collection
 from msplit.cost import profile as profile_file
@@ -156,7 +158,7 @@ class Report(DisplayMixin):
     known: int = 0
     gone: int = 0
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> Sequence[tuple[str, str]]:
         found = [(str(severity), f"{self.count(severity):,}") for severity in Severity if self.count(severity)]
         codes = ", ".join(dict.fromkeys(one.code for one in self.findings)) or "none"
         return [("model", self.model), ("failed", "yes" if self.failed else "no"), *found, ("findings", codes)]
@@ -225,9 +227,9 @@ def check(
     asked = Given(
         ruleset, settings.streams, settings.batch, settings.shapes, settings.gpu, profile, {**origin, **settings.origin}
     )
-    basis = settle(flat, asked)
-    sizes, costs = price(flat, basis.workload)
-    return examine(Subject(flat, costs, settings, basis.ruleset, plan, against, sizes, basis), sizes.assumed)
+    defaults = resolve(flat, asked)
+    sizes, costs = price(flat, defaults.workload)
+    return examine(Subject(flat, costs, settings, defaults.ruleset, plan, against, sizes, defaults), sizes.assumed)
 
 
 @no_collection()
@@ -252,7 +254,7 @@ def examine(subject: Subject, assumed: tuple[str, ...] = ()) -> Report:
             continue
         severity = settings.severity.get(one.code, one.severity)
         findings += [
-            Reported(one.code, severity, finding, _judged_with(one, finding, subject.basis))
+            Reported(one.code, severity, finding, _judged_with(one, finding, subject.defaults))
             for finding in found[:MOST_FINDINGS]
         ]
         if len(found) > MOST_FINDINGS:
@@ -266,15 +268,15 @@ def examine(subject: Subject, assumed: tuple[str, ...] = ()) -> Report:
         streams=subject.used,
         assumed=assumed,
         failed=any(found.severity.rank <= settings.fail_on.rank for found in findings),
-        judged_with="" if subject.basis is None else subject.basis.words(),
+        judged_with="" if subject.defaults is None else subject.defaults.words(),
     )
 
 
-def _judged_with(one: Check, finding: Finding, basis: Basis | None) -> str:
+def _judged_with(one: Check, finding: Finding, defaults: Defaults | None) -> str:
     depends = one.depends if finding.depends is None else finding.depends
-    if not depends or basis is None:
+    if not depends or defaults is None:
         return ""
-    return basis.words(ON_RULES if depends == "rules" else ON_COSTS)
+    return defaults.words(ON_RULES if depends == "rules" else ON_COSTS)
 
 
 SCHEMA_VERSION = 1

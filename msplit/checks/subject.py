@@ -1,4 +1,6 @@
-"""A check, and the subject that it checks: facts that several checks need are worked out once and only if somebody asks.
+"""Types that every check uses: the subject with its facts, findings, and settings.
+
+A check, and the subject that it checks: facts that several checks need are worked out once and only if somebody asks.
 
 Findings of checks, their severities, and the pieces of their sentences.
 
@@ -18,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import rules
-from msplit.analysis.guesses import Guesses, guesses
-from msplit.assignment.model import Basis
+from msplit.analysis.advice import Guesses, guesses
+from msplit.assignment.model import Defaults
 from msplit.core.arguments import MAX_STREAMS, whole
 from msplit.core.graph import Graph, Ints
 from msplit.cost.costs import Costs
@@ -211,7 +213,7 @@ class Subject:
         plan_file: The plan that it should run by.
         against: The model that the ids were made for.
         shapes: Shapes of its tensors, where they are known: they say what could be done about unknown ones.
-        basis: What all this comes from, for what findings say; None where nobody knows.
+        defaults: What all this comes from, for what findings say; None where nobody knows.
     """
 
     flat: FlatGraph
@@ -221,7 +223,7 @@ class Subject:
     plan_file: PlanFile | None = None
     against: Model | None = None
     shapes: Shapes | None = None
-    basis: Basis | None = None
+    defaults: Defaults | None = None
 
     @cached_property
     def stated(self) -> Longs:
@@ -423,8 +425,8 @@ def wanted(subject: Subject) -> Longs:
         Skip: The rules can not be applied, MS003 says why; or they choose kernels, for which the model would have to run; or what they
             went by is not there.
     """
-    if subject.basis is not None and subject.basis.missing is not None:
-        raise Skip(subject.basis.missing)
+    if subject.defaults is not None and subject.defaults.missing is not None:
+        raise Skip(subject.defaults.missing)
     outcome = subject.applied
     if subject.kernels_not_chosen:
         raise Skip("the rules choose kernels, too (`kernels: best`), which takes running the model: give the --plan")

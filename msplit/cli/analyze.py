@@ -136,7 +136,7 @@ def report_command(
     from msplit import formats
     from msplit import rules as rule_sets
     from msplit.assignment.assignment import check_places
-    from msplit.assignment.model import Given, price, settle
+    from msplit.assignment.model import Given, price, resolve
     from msplit.cost.gpus import DEFAULT_GPU
     from msplit.report.html import page as build
     from msplit.report.html import runs
@@ -146,8 +146,8 @@ def report_command(
     loaded = None if rules.ruleset is None else rule_sets.load(rules.ruleset, streams=rules.streams)
     flat = choice.load(model, record=work.record)
     check_places(flat, [output], force=force)
-    basis = settle(flat, Given(loaded, rules.streams, **given))
-    settled = basis.workload
+    defaults = resolve(flat, Given(loaded, rules.streams, **given))
+    settled = defaults.workload
     sizes, costs = price(flat, settled)
     further = {
         **choice.further(),
@@ -164,7 +164,7 @@ def report_command(
         candidates=not no_candidates,
         shapes=sizes,
         options=" ".join(options.command_line("assign", model, further)[1:]),
-        basis=basis,
+        defaults=defaults,
     )
     with phase("drawing"):
         text = render(replace(page, measured=measured)).encode()

@@ -81,7 +81,7 @@ def command(
 
 
 @dataclass(frozen=True)
-class Measured(options.Execution):
+class Measured(options.ExecutionOptions):
     """What is measured, and for how long."""
 
     seconds: float = option(

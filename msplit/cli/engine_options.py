@@ -50,7 +50,7 @@ class SharedEngine(options.Devices, Engine):
 
 
 class Groups(Parameter):
-    """A number of arenas, or ``auto``."""
+    """A number of slots, or ``auto``."""
 
     name = "n|auto"
 
@@ -65,7 +65,7 @@ class Groups(Parameter):
 
 
 @dataclass(frozen=True)
-class Pooling:
+class PoolOptions:
     """How a pool answers requests."""
 
     groups: int | str = option(
@@ -103,7 +103,7 @@ class Pooling:
 
 
 @dataclass(frozen=True)
-class Stock:
+class TensorFlowKeys:
     """How TensorFlow runs a model."""
 
     soft_placement: bool = key(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options
-from msplit.cli.engine_options import Pooling, SharedEngine
+from msplit.cli.engine_options import PoolOptions, SharedEngine
 from msplit.cli.keys import FILE, Parameter, key, option, together
 from msplit.progress import telling
 
@@ -136,13 +136,13 @@ class Serving:
     help="Arguments are those of NVIDIA's multistream_inference: MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG].",
 )
 @options.format_option
-@together(choice=options.Choice, load=Loaded, engine=SharedEngine, pooling=Pooling, beside=Beside, serving=Serving)
+@together(choice=options.Choice, load=Loaded, engine=SharedEngine, pooling=PoolOptions, beside=Beside, serving=Serving)
 def command(
     model: Path,
     choice: options.Choice,
     load: Loaded,
     engine: SharedEngine,
-    pooling: Pooling,
+    pooling: PoolOptions,
     beside: Beside,
     serving: Serving,
     **rest: Any,

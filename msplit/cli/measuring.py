@@ -1,4 +1,6 @@
-"""Options of what is measured beside what: shared by `bench`, `tune` and `bisect`.
+"""Options of commands that measure, and the batches or the earlier measurement that `bench` compares with.
+
+Options of what is measured beside what: shared by `bench`, `tune` and `bisect`.
 
 What `msplit bench` holds a measurement against: other batches, and an earlier measurement.
 """
@@ -64,7 +66,7 @@ class Measured(Closeness):
 
 
 @dataclass(frozen=True)
-class Run(options.Devices, engine_options.Processes, engine_options.Stock, options.Kernels):
+class Run(options.Devices, engine_options.Processes, engine_options.TensorFlowKeys, options.Kernels):
     """What runs: engine, streams, kernels, and what outputs are held against."""
 
     streams: tuple[int, ...] = option(

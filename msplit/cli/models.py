@@ -184,18 +184,18 @@ def diff_command(
     Nodes are matched by name. Neither model is executed. What is not given is as `msplit assign` has recorded it with NEW.
     """
     from msplit import rules as rule_sets
-    from msplit.assignment.model import Given, price, settle
+    from msplit.assignment.model import Given, price, resolve
     from msplit.report import difference
     from msplit.report.difference import Side, compare
 
     chosen = rule_sets.load(rules.ruleset, streams=rules.streams) if rules.ruleset else None
     given = Given(chosen, rules.streams, **work.arguments())
     before, now = (choice.load(path, record=work.record) for path in (old, model))
-    basis = settle(now, given).of_both(before)
-    old_side, new_side = (Side.of(flat, price(flat, basis.workload)[1]) for flat in (before, now))
-    found = compare(old_side, new_side, basis.ruleset)
-    document = difference.document(found, None if everything else difference.SHOWN, judged_with=basis.words())
-    options.show(style, "diff", document, lambda: difference.payload(found, judged_with=basis.words()))
+    defaults = resolve(now, given).of_both(before)
+    old_side, new_side = (Side.of(flat, price(flat, defaults.workload)[1]) for flat in (before, now))
+    found = compare(old_side, new_side, defaults.ruleset)
+    document = difference.document(found, None if everything else difference.SHOWN, judged_with=defaults.words())
+    options.show(style, "diff", document, lambda: difference.payload(found, judged_with=defaults.words()))
     return int(exit_code and not found.same)
 
 

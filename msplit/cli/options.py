@@ -249,7 +249,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Execution:
+class ExecutionOptions:
     """How a model is executed."""
 
     given: Sequence[str] = key(
@@ -288,7 +288,7 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Verified(Execution):
+class Verified(ExecutionOptions):
     """Likewise, with what streams come from, and what outputs are held against."""
 
     ruleset: str | None = option(
@@ -390,7 +390,7 @@ class Search:
         help="Leave ops in float32 until half precision keeps every output within this relative error.",
     )
 
-    def settings(self, run: Execution) -> TuneSettings:
+    def settings(self, run: ExecutionOptions) -> TuneSettings:
         """For what asks for it."""
         from msplit.run.request import TuneSettings
 

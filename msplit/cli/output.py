@@ -1,4 +1,6 @@
-"""Where the command line's words go out: the only place that writes to stdout and stderr, so that nothing passes by unescaped.
+"""Output, progress and interruption of a command.
+
+Where the command line's words go out: the only place that writes to stdout and stderr, so that nothing passes by unescaped.
 
 Whatever the encoding of the streams, nothing is lost for it: what it lacks is replaced (`escape.HANDLER`), in JSON and XML by escapes
 of their own.

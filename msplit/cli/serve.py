@@ -1,4 +1,6 @@
-"""`msplit serve`: models behind the protocols of TensorFlow Serving and Triton.
+"""Commands that put a model into service: `serve`, `export` and `worker`.
+
+`msplit serve`: models behind the protocols of TensorFlow Serving and Triton.
 
 `msplit export`: a model for other servers.
 
@@ -18,7 +20,7 @@ import click
 
 from msplit import escape
 from msplit.cli import options, output
-from msplit.cli.engine_options import PLACE, WHAT, Pooling, SharedEngine
+from msplit.cli.engine_options import PLACE, WHAT, PoolOptions, SharedEngine
 from msplit.cli.keys import Parameter, key, option, together
 from msplit.cli.output import say
 from msplit.progress import telling
@@ -201,8 +203,8 @@ def _dashes(token: str) -> str:
 
 @click.command(context_settings={"token_normalize_func": _dashes})
 @click.argument("models", nargs=-1, type=options.PATH)
-@together(served=Served, engine=SharedEngine, pooling=Pooling, batching=Batching, doors=Doors)
-def command(served: Served, engine: SharedEngine, pooling: Pooling, batching: Batching, doors: Doors) -> int:
+@together(served=Served, engine=SharedEngine, pooling=PoolOptions, batching=Batching, doors=Doors)
+def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching: Batching, doors: Doors) -> int:
     """Answer requests for MODELS (models, builds, or folders of versions) until SIGTERM: over gRPC as TensorFlow Serving and as Triton do
     (KServe V2), over HTTP, with health checks and metrics for Prometheus.
 
@@ -254,9 +256,9 @@ def _say(models: Models, where: Listening) -> None:
 )
 @click.option("--name", help="Of the model there (default: that of its file or folder).")
 @click.option("--force", is_flag=True, help="Replace a model of this name.")
-@together(pooling=Pooling, device=options.OnDevice)
+@together(pooling=PoolOptions, device=options.OnDevice)
 def export_command(
-    model: Path, triton: Path, name: str | None, pooling: Pooling, device: options.OnDevice, force: bool
+    model: Path, triton: Path, name: str | None, pooling: PoolOptions, device: options.OnDevice, force: bool
 ) -> None:
     """Write MODEL, a build or a model, into a repository that Triton Inference Server serves with its Python backend.
 

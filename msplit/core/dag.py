@@ -1,4 +1,6 @@
-"""Dependencies as two arrays: all that analysis and scheduling need to know of a graph.
+"""Dependencies of nodes as arrays, and what is computed of them: smaller graphs, joined sets, hashes.
+
+Dependencies as two arrays: all that analysis and scheduling need to know of a graph.
 
 Smaller graphs with the same paths and schedules: nodes that launch nothing are dropped, linear chains become one block.
 

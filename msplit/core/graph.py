@@ -1,4 +1,6 @@
-"""The graph that everything above works on: plain data, no protobuf, no networkx in its types.
+"""Graphs of nodes as arrays, assignments of streams to them, and a cache of results about them.
+
+The graph that everything above works on: plain data, no protobuf, no networkx in its types.
 
 Nodes are integers 0..n-1 in the order of the file. Edges are parallel integer arrays sorted by consumer, so that a million nodes
 cost a few arrays and not a million objects. A data edge goes from an output port to an input slot; a control edge has port and

@@ -1,4 +1,6 @@
-"""Costs of the nodes of a flat graph, as arrays, and the overheads of a GPU that runs them.
+"""Costs of nodes, and the nodes that cost a step nothing on the GPU: those of the host, and those that are computed once.
+
+Costs of the nodes of a flat graph, as arrays, and the overheads of a GPU that runs them.
 
 Host nodes that the cuda engine runs on the device.
 

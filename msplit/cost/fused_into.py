@@ -1,4 +1,6 @@
-"""Nodes whose work another node's kernel does: what both TensorFlow's optimizer and msplit's engine fuse wherever they find it.
+"""Nodes that another node's kernel computes, and the sizes of tensors by which that is told.
+
+Nodes whose work another node's kernel does: what both TensorFlow's optimizer and msplit's engine fuse wherever they find it.
 
 A product or a convolution takes along what alone reads its result: scales and offsets per channel (a batch norm in any spelling, which
 become weights and bias), a bias, also one behind the sum with another product, for a convolution the sum with a shortcut in front of a

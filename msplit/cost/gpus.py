@@ -1,4 +1,6 @@
-"""Data sheets of GPUs, from `msplit/data/gpus.yaml`.
+"""Models of GPUs: their data sheets, and the time of a kernel by them.
+
+Data sheets of GPUs, from `msplit/data/gpus.yaml`.
 
 How long a kernel takes: from its work, its grid and what it waits for.
 

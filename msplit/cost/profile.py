@@ -1,4 +1,6 @@
-"""Measured costs: what `msplit profile` finds on a GPU, and how it takes the place of static costs.
+"""Profiles: measured costs of a model, the work that they were measured for, and their files.
+
+Measured costs: what `msplit profile` finds on a GPU, and how it takes the place of static costs.
 
 The work to be done: what sizes a graph and prices its nodes.
 

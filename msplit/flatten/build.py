@@ -1,4 +1,6 @@
-"""Builds the flat view of a model.
+"""Flattening: a model becomes one graph, with the regions that stay on one stream.
+
+Builds the flat view of a model.
 
 Regions: nodes that must stay together on one stream.
 """

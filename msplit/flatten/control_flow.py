@@ -1,4 +1,6 @@
-"""TensorFlow 1 control flow: back edges, the frames of while loops, and what runs under a Switch.
+"""Control flow of TensorFlow 1, graphs cut down to what is needed, and attributes of flat nodes.
+
+TensorFlow 1 control flow: back edges, the frames of while loops, and what runs under a Switch.
 
 Which nodes are needed, and graphs cut down to them.
 

@@ -1,4 +1,6 @@
-"""The flat view of a model: a DAG of the nodes that its outputs need, functions inlined.
+"""Flat graphs: the nodes that a model's outputs need, the nodes of the file that they come from, and where they run.
+
+The flat view of a model: a DAG of the nodes that its outputs need, functions inlined.
 
 From the flat graph back to the nodes of the file.
 

@@ -1,4 +1,6 @@
-"""Puts files and folders in place all at once: whoever looks sees the old one or the new one, never a part.
+"""Files and folders written whole or not at all, and locks on them.
+
+Puts files and folders in place all at once: whoever looks sees the old one or the new one, never a part.
 
 What is new is written beside its place under a temporary name (a dot, the name, and a random part), forced to disk, and renamed.
 Killed at any moment, the process may leave that temporary file behind, and nothing else. Temporary folders are locked while their writer

@@ -41,8 +41,8 @@ _AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Rung:
-    """The files of one batch size of a build.
+class Bucket:
+    """A batch size that a build has, and its files.
 
     Attributes:
         batch: Rows of a step; None where the model's inputs have shapes of their own.
@@ -84,7 +84,7 @@ class Manifest:
         rows: Of inputs and of outputs, how many entries of the leading dimension belong to a row (0: it has no rows), where rows are
             independent; None where that was not shown.
         mixes: Why it was not.
-        rungs: By ascending batch.
+        rungs: Buckets by ascending batch, under the name that the file has for them.
         preparation: Seconds that building took, by what was done.
         files: Name -> bytes and SHA-256.
     """
@@ -102,7 +102,7 @@ class Manifest:
     computed: Mapping[str, str]
     rows: tuple[Mapping[str, Entries], Mapping[str, Entries]] | None
     mixes: str
-    rungs: tuple[Rung, ...]
+    rungs: tuple[Bucket, ...]
     preparation: Mapping[str, float]
     files: Mapping[str, tuple[Annotated[int, 0, _LARGEST], Sha256]]
 
@@ -221,7 +221,7 @@ def _hash(path: Path) -> tuple[int, str]:
 def _manifest(value: JsonValue) -> Manifest:
     found = value.of_version("build", VERSION).to(Manifest)
     names, rungs = found.files, found.rungs
-    wanted = {WEIGHTS, *(name for rung in rungs for name in (rung.program, rung.reference))}
+    wanted = {WEIGHTS, *(name for bucket in rungs for name in (bucket.program, bucket.reference))}
     if not rungs or not wanted <= set(names) or not all(_NAME.fullmatch(name) and ".." not in name for name in names):
         raise value.wrong("does not name the files of a build")
     return found

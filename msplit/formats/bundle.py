@@ -1,4 +1,6 @@
-"""Reads TensorFlow's checkpoints (tensor bundles) without TensorFlow.
+"""Checkpoints of TensorFlow, and the values of a model's variables in them.
+
+Reads TensorFlow's checkpoints (tensor bundles) without TensorFlow.
 
 A bundle is ``PREFIX.index``, a LevelDB table from tensor name to BundleEntryProto, and shards ``PREFIX.data-00000-of-00001`` with the
 bytes. Formats: leveldb's table_format.md, and tensor_bundle.proto. TensorFlow writes the table uncompressed. What this

@@ -1,4 +1,6 @@
-"""Attributes as plain values, decoded only when somebody asks.
+"""Protobuf graphs as plain data: nodes with edges, attributes as values.
+
+Attributes as plain values, decoded only when somebody asks.
 
 A GraphDef as plain data: names, ops and integer edges.
 """

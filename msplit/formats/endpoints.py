@@ -1,4 +1,6 @@
-"""Feeds and fetches of a model: from a signature, or from names that the user gives.
+"""Feeds and fetches of a model, and what its MetaGraphDef says of them.
+
+Feeds and fetches of a model: from a signature, or from names that the user gives.
 
 What a MetaGraphDef says beside its graph: tags, signatures, initializers and train ops.
 """

@@ -1,4 +1,6 @@
-"""Text and JSON that a stranger may have written: of a bounded length, read by type, every mistake with its place.
+"""Files of strangers: text and JSON within bounds, targets that are no devices, folders whose code may be loaded.
+
+Text and JSON that a stranger may have written: of a bounded length, read by type, every mistake with its place.
 
 Keeps devices, pipes and sockets from being written over, and from being read without an end.
 

@@ -1,4 +1,6 @@
-"""The content of a model file once it is read.
+"""Models as they are read, and the record of how their ids were assigned.
+
+The content of a model file once it is read.
 
 The record of an assignment: what `msplit assign` made the ids of a model with, so that later commands need not be told.
 

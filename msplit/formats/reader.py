@@ -1,4 +1,6 @@
-"""Reads a model file.
+"""Reading of model files of any kind, told apart by what is in them.
+
+Reads a model file.
 
 Tells what a file is by what is in it. Its name and its ending are not looked at.
 

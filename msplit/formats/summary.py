@@ -1,4 +1,6 @@
-"""Summary of a model file: graphs with their tags, signatures and functions. For people who have to choose.
+"""Summaries of model files, and hashes that tell if two hold the same graph.
+
+Summary of a model file: graphs with their tags, signatures and functions. For people who have to choose.
 
 A hash that tells whether two files hold the same graph, whatever streams their nodes are on.
 """

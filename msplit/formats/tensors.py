@@ -1,4 +1,6 @@
-"""Types, shapes and values of tensors as TensorFlow's protos hold them.
+"""Tensors of TensorFlow's protos, and nodes of a GraphDef made of plain values.
+
+Types, shapes and values of tensors as TensorFlow's protos hold them.
 
 Nothing here trusts what a message says about its own size: a constant that declares more elements than it carries is broadcast
 without being stored, as TensorFlow does, or refused.

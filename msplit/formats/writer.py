@@ -1,4 +1,6 @@
-"""Writes a model back with stream ids: a copy of the message that was read, with `_stream_id` changed and nothing else.
+"""Writing of models with stream ids, and of what lies beside them.
+
+Writes a model back with stream ids: a copy of the message that was read, with `_stream_id` changed and nothing else.
 
 Copies what lies beside the main file of a SavedModel: regular files, each as large as it was when it was looked at.
 """

@@ -1,4 +1,6 @@
-"""Declarations of TensorFlow's ops: inputs, outputs and kernels, from a table made of TensorFlow itself (scripts/make_op_table.py).
+"""Declarations of TensorFlow's ops, and its protobuf classes, both without importing TensorFlow.
+
+Declarations of TensorFlow's ops: inputs, outputs and kernels, from a table made of TensorFlow itself (scripts/make_op_table.py).
 
 Knowing this must not cost an `import tensorflow`. The table is read once, on the first question (3 ms); an op is decoded when it
 is asked for. Ops that are not in the table are custom ops or functions: every question about them is answered with None.

@@ -1,4 +1,6 @@
-"""Traits of TensorFlow's ops: one row per op, or per family of ops that are alike.
+"""Traits of TensorFlow's ops, and the ops among them that change variables.
+
+Traits of TensorFlow's ops: one row per op, or per family of ops that are alike.
 
 `data/traits.txt` says what each trait means and, in parentheses, which others go with it. `data/op_traits.txt` has the traits of each op;
 what no row names has none. A word with a number is a field of `Traits`. A new op is a row there, a lowering and a test.

@@ -1,4 +1,4 @@
-"""The report of `analyze`.
+"""Report of `analyze`, with the section on isomorphic branches.
 
 Report of `analyze` on isomorphic branches, and on those that nearly are.
 """

@@ -1,4 +1,4 @@
-"""The report of `assign`.
+"""Reports of `assign`: of one assignment, and of several side by side.
 
 The report of `assign --compare`: every way to choose streams, side by side.
 """

@@ -2,8 +2,6 @@
 
 The report of `msplit bisect`.
 
-The report of `profile`.
-
 Results of a training, as text and JSON.
 """
 

@@ -1,4 +1,6 @@
-"""Contents of a model file, for `msplit show`.
+"""Reports on files: of a model (`show`), and of a build.
+
+Contents of a model file, for `msplit show`.
 
 Contents of a build, as text and JSON.
 """
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.benchmark.benchmark import BuildBench
-from msplit.formats.build import Rung
+from msplit.formats.build import Bucket
 from msplit.formats.model import Endpoint
 from msplit.formats.summary import Contents, FunctionHead, GraphContents, SignatureSummary
 from msplit.report import benchmark
@@ -139,11 +141,11 @@ def build_document(found: Build) -> Document:
         ("outputs", ", ".join(manifest.outputs)),
     ]
 
-    def row(rung: Rung) -> list[str]:
-        inputs = "; ".join(f"{name} {dimensions(shape)}" for name, shape in rung.inputs.items())
-        times = ["-" if time is None else f"{time:,.1f}" for time in (rung.step_us, rung.host_us)]
-        batch = "-" if rung.batch is None else str(rung.batch)
-        return [batch, inputs, str(rung.streams), str(rung.kernels), *times]
+    def row(bucket: Bucket) -> list[str]:
+        inputs = "; ".join(f"{name} {dimensions(shape)}" for name, shape in bucket.inputs.items())
+        times = ["-" if time is None else f"{time:,.1f}" for time in (bucket.step_us, bucket.host_us)]
+        batch = "-" if bucket.batch is None else str(bucket.batch)
+        return [batch, inputs, str(bucket.streams), str(bucket.kernels), *times]
 
     columns = ["batch", "inputs", "streams", "kernels", "device, µs", "with inputs and outputs, µs"]
     spent = sorted(manifest.preparation.items(), key=lambda one: -one[1])
@@ -166,7 +168,7 @@ def build_payload(found: Build) -> dict[str, Any]:
         **picked(manifest, "model runs=label why notes made_for precision captured=capture outputs"),
         "independent_rows": manifest.rows and dict(zip(("inputs", "outputs"), manifest.rows, strict=True)),
         "mixes": manifest.mixes,
-        "rungs": [picked(rung, "batch inputs streams kernels device_us=step_us host_us") for rung in manifest.rungs],
+        "rungs": [picked(one, "batch inputs streams kernels device_us=step_us host_us") for one in manifest.rungs],
         "preparation": [{"phase": what, "time_s": took} for what, took in manifest.preparation.items()],
     }
 

@@ -1,4 +1,6 @@
-"""A comparison of two models for people and for programs.
+"""Comparison of two models: what changed between them, and its report.
+
+A comparison of two models for people and for programs.
 
 Changes between two annotated models: streams of nodes, why, and what that does to the plan.
 """

@@ -1,4 +1,6 @@
-"""Output of a command as plain data: one document becomes a terminal table or Markdown. JSON comes from the results.
+"""Documents: tables and text as plain data, numbers as people read them, and results as JSON.
+
+Output of a command as plain data: one document becomes a terminal table or Markdown. JSON comes from the results.
 
 Numbers as people read them.
 

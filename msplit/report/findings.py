@@ -1,4 +1,6 @@
-"""Findings of the checks, as a document (terminal, Markdown), as plain data for JSON, and as pages of explanation.
+"""Reports of `check`: for people, for programs, and for CI systems.
+
+Findings of the checks, as a document (terminal, Markdown), as plain data for JSON, and as pages of explanation.
 
 Findings for CI systems: workflow commands of GitHub Actions, JUnit XML, and SARIF, which code scanning services read.
 """

@@ -1,4 +1,6 @@
-"""The report of `bench` for several batches: one table, one plot.
+"""Report of `bench` for several batches, and its rows as CSV.
+
+The report of `bench` for several batches: one table, one plot.
 
 Results of `bench` as CSV: a row per variant and batch.
 """

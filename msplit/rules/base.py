@@ -1,4 +1,6 @@
-"""Base of all rules: a frozen dataclass whose fields are its YAML options, and one pure function.
+"""Base of all rules, and the types of their options.
+
+Base of all rules: a frozen dataclass whose fields are its YAML options, and one pure function.
 
 The options of rules: those of any settings, and stream ids and stream files.
 """

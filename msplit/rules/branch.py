@@ -1,4 +1,6 @@
-"""The rule `branch`: streams by the structure of the graph, weighted by cost.
+"""Rule `branch`: streams by the structure of the graph, and where each branch goes.
+
+The rule `branch`: streams by the structure of the graph, weighted by cost.
 
 Puts branches on streams: each where least runs at the time when it can run.
 """

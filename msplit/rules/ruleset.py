@@ -1,4 +1,6 @@
-"""Rules files: which rules run, in which order, with which options.
+"""Rule sets: their files, and how they are applied.
+
+Rules files: which rules run, in which order, with which options.
 
 Applies a rule set to a graph, and checks every rule's work.
 """

@@ -1,4 +1,6 @@
-"""Stream files: NVIDIA's `TF_STREAM_FROM_FILE` format, read with its holes closed, and written so that NVIDIA's reader agrees.
+"""Stream files in NVIDIA's format, and their regular expressions.
+
+Stream files: NVIDIA's `TF_STREAM_FROM_FILE` format, read with its holes closed, and written so that NVIDIA's reader agrees.
 
 A line is ``<id>:<regex>[,<regex>…]``. NVIDIA's reader cuts a line at every ``:`` and ``,``, wants a full match, keeps the last line of
 an id only, knows no comments, and lets the order of a hash map decide between ids. Here:

@@ -1,4 +1,6 @@
-"""Builds: a model that is compiled once, kept on the disk with all that it takes to run, and ready again in a second or two.
+"""Builds of a model: made once, and opened again.
+
+Builds: a model that is compiled once, kept on the disk with all that it takes to run, and ready again in a second or two.
 
 Opening builds: what is on the disk is verified, brought to the device, and runs.
 """
@@ -30,13 +32,13 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
-from msplit.formats.build import KERNELS, WEIGHTS, Manifest, Rung
+from msplit.formats.build import KERNELS, WEIGHTS, Bucket, Manifest
 from msplit.inputs.reference import Reference, load_reference, packed_reference
 from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.run.prepare import Ready, make_ready
 from msplit.run.request import BuildOptions, RunRequest, refuse_exclusions, request_of
-from msplit.run.runner import Ladder, Runner, runner_of
+from msplit.run.runner import Buckets, Runner, runner_of
 from msplit.run.variants import as_recorded
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.compare import compare, computed_in
@@ -78,7 +80,7 @@ class Build(DisplayMixin):
         return self.manifest.files[WEIGHTS][0]
 
     def _facts(self) -> Facts:
-        batches = ", ".join(str(rung.batch) for rung in self.manifest.rungs if rung.batch is not None)
+        batches = ", ".join(str(bucket.batch) for bucket in self.manifest.rungs if bucket.batch is not None)
         return [("build", str(self.path)), ("runs", self.manifest.label), ("batches", batches or "as the model says")]
 
 
@@ -133,11 +135,11 @@ def build(
         )
     made = make(flat, request, batches=batches, progress=progress)
     packed = dict[str, bytes]()
-    for rung in made.manifest.rungs:
-        one = made.packed[rung.program]
+    for bucket in made.manifest.rungs:
+        one = made.packed[bucket.program]
         packed |= {f"{KERNELS}/{name}": data for name, data in one.kernels.items()}
-        packed[rung.program] = one.program
-        packed[rung.reference] = packed_reference(made.references[rung.program])
+        packed[bucket.program] = one.program
+        packed[bucket.reference] = packed_reference(made.references[bucket.program])
     return Build(path, files.write(path, made.manifest, packed, made.weights.pieces(), force=force))
 
 
@@ -159,7 +161,7 @@ def make(
     request = replace(request, engine="cuda", devices=request.devices[:1])  # it runs on whichever it is opened on
     request, said = as_recorded(flat, request)
     wanted: list[int | None] = [*sorted(set(batches))] or [request.workload.batch]
-    builds, references, rungs = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Rung]()
+    builds, references, buckets = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Bucket]()
     packed: dict[str, Packed] = {}
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
     with timing() as phases:
@@ -168,11 +170,11 @@ def make(
             with ready.runner as runner:
                 (progress or silent)("packing", number / len(wanted))
                 with phase("packing"):
-                    rung = _rung(number, batch, runner, ready.chosen.job.feeds)
+                    bucket = _bucket(number, batch, runner, ready.chosen.job.feeds)
                     job = ready.chosen.job
-                    packed[rung.program] = builds.pack(ENGINE.compile(job), job, runner.executable)
-                    references[rung.program] = _reference(ready)
-                rungs.append(rung)
+                    packed[bucket.program] = builds.pack(ENGINE.compile(job), job, runner.executable)
+                    references[bucket.program] = _reference(ready)
+                buckets.append(bucket)
                 chosen.append((runner.label, ready.why, runner.notes))
             ENGINE.forget(flat)
     prepared()
@@ -192,7 +194,7 @@ def make(
         computed=computed_in(flat),
         rows=rows,
         mixes=mixes,
-        rungs=tuple(rungs),
+        rungs=tuple(buckets),
         preparation={one.phase: one.seconds for one in phases.stop().phases},
         files={},
     )
@@ -216,7 +218,7 @@ def _check_batches(flat: FlatGraph, request: RunRequest | None, batches: Sequenc
 
 
 def _refuse_to_train(flat: FlatGraph) -> None:
-    """Refuses steps that change variables: a build has constants, and each arena of a pool would have variables of its own."""
+    """Refuses steps that change variables: a build has constants, and each slot of a pool would have variables of its own."""
     found = [name for name, op in zip(flat.graph.names, flat.graph.ops, strict=True) if written(op)]
     if found:
         more = f" and {len(found) - 1} more" if found[1:] else ""
@@ -258,11 +260,11 @@ def rows_of(flat: FlatGraph, request: RunRequest) -> tuple[tuple[Mapping[str, in
     return (found.inputs, found.outputs), ""
 
 
-def _rung(number: int, batch: int | None, runner: Runner, feeds: Arrays) -> Rung:
+def _bucket(number: int, batch: int | None, runner: Runner, feeds: Arrays) -> Bucket:
     with phase("timing steps"):
         times = runner.executable.device_times(STEPS) if runner.facts.get("captured") else None
         host = [timed(partial(runner.executable.step, feeds)) for _ in range(STEPS)]
-    return Rung(
+    return Bucket(
         batch=batch,
         inputs={name: value.shape for name, value in feeds.items()},
         program=f"{number}.json",
@@ -299,14 +301,14 @@ def open(
         manifest, references = loaded.manifest, loaded.references
         running = dict[str, Executable]()
         try:
-            for rung in reversed(manifest.rungs):  # the largest is captured first: the others find room in its memory
+            for bucket in reversed(manifest.rungs):  # the largest is captured first: the others find room in its memory
                 with _whole_or_not(path):
-                    running[rung.program] = loaded.opened.run(loaded.restored[rung.program])
+                    running[bucket.program] = loaded.opened.run(loaded.restored[bucket.program])
             checks = []
-            for number, rung in enumerate(manifest.rungs if verify else ()):
+            for number, bucket in enumerate(manifest.rungs if verify else ()):
                 tell("verifying", number / len(manifest.rungs))
                 with phase("verifying outputs"):
-                    checks.append(verify_step(running[rung.program].step, references[rung.program], manifest))
+                    checks.append(verify_step(running[bucket.program].step, references[bucket.program], manifest))
         except BaseException:
             for executable in running.values():
                 executable.close()
@@ -314,10 +316,10 @@ def open(
         prepared()
     unverified = () if verify else ("outputs were not verified when the build was opened",)
     largest = manifest.rungs[-1].program
-    batches = {rung.batch or 0: running[rung.program] for rung in manifest.rungs}
+    batches = {bucket.batch or 0: running[bucket.program] for bucket in manifest.rungs}
     inputs = list(references[largest].feeds)
     runner = runner_of(
-        running[largest] if len(running) == 1 else Ladder(batches, manifest.rows, manifest.mixes, inputs),
+        running[largest] if len(running) == 1 else Buckets(batches, manifest.rows, manifest.mixes, inputs),
         references[largest].feeds,
         label=manifest.label,
         why=f"{os.fspath(path)} is a build for it",
@@ -336,7 +338,7 @@ class LoadedBuild:
     Attributes:
         references: By program, inputs and outputs of one step.
         notes: What differs from what it was made for.
-        opened: What makes its rungs run.
+        opened: What makes its buckets run.
         restored: By program, what it makes run.
     """
 
@@ -401,11 +403,11 @@ def _bring(
                 steps=steps,
             )
         restored, references = {}, dict[str, Reference]()
-        for rung in manifest.rungs:
+        for bucket in manifest.rungs:
             with phase("loading kernels"):
-                found = whole_reference(load_reference(folder / rung.reference), rung, manifest.computed)
-                references[rung.program] = found
-                restored[rung.program] = opened.restore((folder / rung.program).read_bytes(), found.feeds)
+                found = whole_reference(load_reference(folder / bucket.reference), bucket, manifest.computed)
+                references[bucket.program] = found
+                restored[bucket.program] = opened.restore((folder / bucket.program).read_bytes(), found.feeds)
     return LoadedBuild(manifest, references, tuple(notes), opened, restored)
 
 
@@ -420,9 +422,9 @@ def _whole_or_not(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from problem
 
 
-def whole_reference(reference: Reference, rung: Rung, computed: Mapping[str, str]) -> Reference:
+def whole_reference(reference: Reference, bucket: Bucket, computed: Mapping[str, str]) -> Reference:
     """A reference with its rows repeated, where only a few were kept."""
-    feeds = {name: np.resize(value, rung.inputs[name]) for name, value in reference.feeds.items()}
+    feeds = {name: np.resize(value, bucket.inputs[name]) for name, value in reference.feeds.items()}
     return replace(reference, feeds=feeds, computed=computed)
 
 

@@ -1,4 +1,6 @@
-"""The stage that compiles: of what was asked for, which variants differ in what they run, and what `auto` and tuning choose.
+"""Compilation of what a bench or `prepare` asks for: variants, choices of the simulator, and rows that would be the same.
+
+The stage that compiles: of what was asked for, which variants differ in what they run, and what `auto` and tuning choose.
 
 Kernels and streams are chosen together, in the simulator: for the rule `auto` with `kernels: best`, and for `bench`.
 
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Distinct:
+class Deduped:
     """Variants of which no two run the same.
 
     Attributes:
@@ -57,7 +59,7 @@ class Distinct:
     notes: tuple[str, ...]
 
 
-def distinct(variants: Sequence[Variant], steps: Sequence[AblationStep] = ()) -> Distinct:
+def dedupe(variants: Sequence[Variant], steps: Sequence[AblationStep] = ()) -> Deduped:
     """Of variants that run the same kernels in the same order on the same streams, the first only, and the steps that they show.
 
     Variants are named after what was asked for. Each is compiled to tell.
@@ -89,7 +91,7 @@ def distinct(variants: Sequence[Variant], steps: Sequence[AblationStep] = ()) ->
         below = None if step.before is None else labels[step.before]
         kept.setdefault(label, replace(step, name=name, label=label, before=below))
     pointing = tuple(_pointing(variant, labels) for variant in found.values())
-    return Distinct(pointing, tuple(kept.values()), labels, tuple(notes))
+    return Deduped(pointing, tuple(kept.values()), labels, tuple(notes))
 
 
 def _runs(variant: Variant) -> tuple[Hashable, int]:
@@ -152,7 +154,7 @@ class CompiledSetup:
         variants: Each plan once, named after what it uses.
         steps: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
         tuned: What tuning found, if it was asked for.
-        labels: What variants were called after what was asked for -> label of the variant that runs that; see `distinct`.
+        labels: What variants were called after what was asked for -> label of the variant that runs that; see `dedupe`.
         tuned_label: Label of the variant that runs what tuning found; "" where there is none.
         notes: All that is to be told, that of the setup first.
         rows: What is to be told of variants that run the same as others, in a table of all.
@@ -195,7 +197,7 @@ def compiled(setup: Setup, progress: Progress | None = None) -> CompiledSetup:
             tuned = tune(base, how, streams=most, given=given, batch=request.workload.batch or 1, tell=progress)
         found = _tuned_variants(base, tuned, one_stream(variants).label, setup.engine)
         variants += found
-    settled = distinct(variants, steps)
+    settled = dedupe(variants, steps)
     return CompiledSetup(
         variants=settled.variants,
         steps=predicted(settled.steps, settled.variants),
@@ -279,7 +281,7 @@ _AUTO = "auto"
 def _auto_step(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Ablation:
     """What the rule `auto` likes best of all kernels on all streams, once it has asked the chooser.
 
-    It may be among the variants that are measured anyway: see `distinct`.
+    It may be among the variants that are measured anyway: see `dedupe`.
     """
     chosen, tried = chooser.chosen, chooser.tried
     if tried is None:

@@ -122,8 +122,8 @@ def _named(signature: Any) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rung:
-    """The function for one set of shapes.
+class _Concrete:
+    """The function compiled for one set of shapes, as TensorFlow's concrete functions are.
 
     Attributes:
         structure: The result's, with the names of its outputs, and None where it has None.
@@ -155,8 +155,8 @@ class CompiledFunction(DisplayMixin):
     ) -> None:
         self._function, self._request, self._most, self._improve = function, request, most, improve
         self._beside = None if fallback is None else ThreadPoolExecutor(1, "msplit-function")
-        self._made: dict[Key, Future[_Rung]] = {}  # what was called last is at the end
-        self._told: WeakSet[Future[_Rung]] = WeakSet()  # of which a warning was given
+        self._made: dict[Key, Future[_Concrete]] = {}  # what was called last is at the end
+        self._told: WeakSet[Future[_Concrete]] = WeakSet()  # of which a warning was given
         self._lock = threading.Lock()
         self._where, self._fits = Whereabouts(), list[Any]()
         self._turn = threading.Lock()  # of who trains, and of who moves what was trained
@@ -199,32 +199,32 @@ class CompiledFunction(DisplayMixin):
             for leaf, value in zip(leaves, values, strict=True)
         )
         key = (repr(tf.nest.map_structure(lambda leaf: 0, (arguments, named))), kinds)
-        made = self._rung(key, (arguments, named), values)
+        made = self._concrete(key, (arguments, named), values)
         if self._beside is not None and (not made.done() or made.exception() is not None):
             if made.done() and made not in self._told:
                 self._told.add(made)
                 said = escape.line(str(made.exception()))
                 warnings.warn(f"TensorFlow goes on running it: {said}", RuntimeWarning, stacklevel=2)
             return self._original(leaves, (arguments, named))
-        rung = made.result()
+        concrete = made.result()
         feeds = {f"input_{number}": value for number, value in enumerate(values) if value is not None}
         there = [value for value in values if value is not None and not is_array(value)]
-        stays = bool(there) and rung.runner.engine == CUDA.name
-        outputs = self._step(rung, {name: feeds[name] for name in rung.runner.inputs}, stays)
+        stays = bool(there) and concrete.runner.engine == CUDA.name
+        outputs = self._step(concrete, {name: feeds[name] for name in concrete.runner.inputs}, stays)
         tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
         if stays:
             like = made_like((tensors or there)[0])
             outputs = {name: value if is_array(value) else like(value) for name, value in outputs.items()}
         if tensors:
             outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
-        return tf.nest.map_structure(lambda name: None if name is None else outputs[name], rung.structure)
+        return tf.nest.map_structure(lambda name: None if name is None else outputs[name], concrete.structure)
 
-    def _step(self, rung: _Rung, feeds: Feeds, stays: bool) -> dict[str, Any]:
-        if rung.trained is None:
-            return rung.runner.step(feeds, on_device=stays)
+    def _step(self, concrete: _Concrete, feeds: Feeds, stays: bool) -> dict[str, Any]:
+        if concrete.trained is None:
+            return concrete.runner.step(feeds, on_device=stays)
         with self._turn:
-            take(self._where, rung.trained)
-            return rung.runner.step(feeds, on_device=stays)
+            take(self._where, concrete.trained)
+            return concrete.runner.step(feeds, on_device=stays)
 
     def _original(self, leaves: Sequence[Any], call: Any) -> Any:
         """What the function itself gives. TensorFlow takes no tensors of others that are on a GPU."""
@@ -236,7 +236,7 @@ class CompiledFunction(DisplayMixin):
             give_back(self._where)
         return self._function(*arguments, **named)
 
-    def _rung(self, key: Key, call: Any, values: Sequence[Any]) -> Future[_Rung]:
+    def _concrete(self, key: Key, call: Any, values: Sequence[Any]) -> Future[_Concrete]:
         """What runs these shapes, or will."""
         with self._lock:
             made = self._made.pop(key, None)
@@ -256,7 +256,7 @@ class CompiledFunction(DisplayMixin):
                 raise
         return made
 
-    def _make(self, call: Any, values: Sequence[Any]) -> _Rung:
+    def _make(self, call: Any, values: Sequence[Any]) -> _Concrete:
         folder = tempfile.TemporaryDirectory(prefix="msplit-function-")
         path = Path(folder.name) / "model"
         straight = choose_engine(self._request)[0] is CUDA
@@ -271,7 +271,7 @@ class CompiledFunction(DisplayMixin):
             shapes = {one.name: tuple(arrays[one.name].shape) for one in flat.inputs if one.name in arrays}
             request = request.sized(shapes=shapes)
         if not exported.changed:
-            return _Rung(prepare_for(flat, request, improve=self._improve), exported.structure, None, folder)
+            return _Concrete(prepare_for(flat, request, improve=self._improve), exported.structure, None, folder)
         if self._improve:
             raise MsplitError(
                 "improve=True is for functions that change no variables",
@@ -282,7 +282,7 @@ class CompiledFunction(DisplayMixin):
         ):  # a step is verified on data that can be trained on, and not on labels that were made up
             request = request.sized(inputs=write_inputs(values, [one.name for one in flat.inputs], path.parent))
         runner = prepare_for(flat, request)
-        return _Rung(runner, exported.structure, trained_by(runner, exported, flat.model), folder)
+        return _Concrete(runner, exported.structure, trained_by(runner, exported, flat.model), folder)
 
     def sync(self) -> None:
         """Gives TensorFlow's variables the values that training made of them. From then until the next step these are what counts: the
@@ -326,7 +326,7 @@ class CompiledFunction(DisplayMixin):
         self._unwatch()
         self.refresh()
 
-    def _close(self, made: Sequence[Future[_Rung]]) -> None:
+    def _close(self, made: Sequence[Future[_Concrete]]) -> None:
         """Closes what is no longer wanted. What it trained goes back to TensorFlow."""
         with self._turn:
             at = self._where.at
@@ -345,17 +345,17 @@ class CompiledFunction(DisplayMixin):
         self.close()
 
 
-def _running() -> Future[_Rung]:
+def _running() -> Future[_Concrete]:
     """For the thread that asks to fill in. Nobody can cancel it."""
-    made: Future[_Rung] = Future()
+    made: Future[_Concrete] = Future()
     made.set_running_or_notify_cancel()
     return made
 
 
-def _close(made: Sequence[Future[_Rung]]) -> None:
+def _close(made: Sequence[Future[_Concrete]]) -> None:
     """Closes what is ready, and what is not yet once it is."""
 
-    def close(one: Future[_Rung]) -> None:
+    def close(one: Future[_Concrete]) -> None:
         if not one.cancelled() and one.exception() is None:
             one.result().close()
 

@@ -1,4 +1,6 @@
-"""A function of TensorFlow's as a SavedModel of one signature, for arguments of some shapes, and what it does to variables.
+"""Export of a function of TensorFlow's as a SavedModel, without what the cuda engine can not run.
+
+A function of TensorFlow's as a SavedModel of one signature, for arguments of some shapes, and what it does to variables.
 
 Train steps without what the cuda engine has no graph for, as far as that can be said otherwise.
 

@@ -1,4 +1,6 @@
-"""How a Keras model's `fit` trains by its compiled `train_step`.
+"""Training by Keras' `fit`, and the place where its variables' values are.
+
+How a Keras model's `fit` trains by its compiled `train_step`.
 
 The variables of a function that trains. Their values are in one place at a time: on an engine, or in TensorFlow's variables.
 """

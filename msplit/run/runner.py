@@ -1,6 +1,8 @@
-"""A model that is ready to run, step by step, and may be replaced by a better one between two steps.
+"""Runners: models that are ready to run, of one batch or of several.
 
-Several batches of one model as one: a step takes the rung of its batch, or the next larger one, and cuts what that gives.
+A model that is ready to run, step by step, and may be replaced by a better one between two steps.
+
+Several batches of one model as one: a step takes the bucket of its batch, or the next larger one, and cuts what that gives.
 """
 
 from __future__ import annotations
@@ -225,11 +227,11 @@ def _buffers(executable: Executable, feeds: Arrays) -> Arrays:
     return {name: own[name] if name in own else np.array(value) for name, value in feeds.items()}
 
 
-class Ladder(Executable):
+class Buckets(Executable):
     """Executables of one model for several batches. See `engines.base.Executable`; what has no inputs is of the largest.
 
     Args:
-        rungs: By batch.
+        buckets: By batch.
         rows: Of inputs and of outputs, how many entries of the leading dimension belong to a row (0: it has no rows), where rows are
             independent; None where that was not shown.
         mixes: Why it was not.
@@ -238,60 +240,60 @@ class Ladder(Executable):
 
     def __init__(
         self,
-        rungs: Mapping[int, Executable],
+        buckets: Mapping[int, Executable],
         rows: tuple[Mapping[str, int], Mapping[str, int]] | None,
         mixes: str,
         inputs: Sequence[str],
     ) -> None:
-        self._rungs = dict(sorted(rungs.items()))
+        self._buckets = dict(sorted(buckets.items()))
         self._rows, self._mixes, self._inputs = rows, mixes, inputs
-        self._largest = next(reversed(self._rungs.values()))
+        self._largest = next(reversed(self._buckets.values()))
 
     def step(self, feeds: Feeds) -> dict[str, Any]:
-        """A step of any batch that a rung has; of a smaller one too, where rows are independent.
+        """A step of any batch that there is a bucket of; of a smaller one too, where rows are independent.
 
         Raises:
-            EngineError: There is no rung for it.
+            EngineError: No bucket holds it.
         """
-        return self._step(feeds, lambda rung, filled: rung.step(filled))
+        return self._step(feeds, lambda bucket, filled: bucket.step(filled))
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
         """See `Executable`."""
-        return self._step(feeds, lambda rung, filled: rung.step_on_device(filled))
+        return self._step(feeds, lambda bucket, filled: bucket.step_on_device(filled))
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `Executable`: where the next step is one of the same batch, and that is a rung. Others are not sent ahead."""
+        """See `Executable`: where the next step is one of the same batch, and that is a bucket. Others are not sent ahead."""
         batch = self._batch(feeds)
 
         def following() -> Feeds | None:
             found = then()
             with contextlib.suppress(EngineError):  # its own step says so
-                return found if found is not None and self._batch(found) == batch and batch in self._rungs else None
+                return found if found is not None and self._batch(found) == batch and batch in self._buckets else None
             return None
 
-        return self._step(feeds, lambda rung, filled: rung.step_prefetching(filled, following, on_device=on_device))
+        return self._step(feeds, lambda bucket, filled: bucket.step_prefetching(filled, following, on_device=on_device))
 
     def _step(self, feeds: Feeds, step: Callable[[Executable, Feeds], dict[str, Any]]) -> dict[str, Any]:
         batch = self._batch(feeds)
-        if batch in self._rungs:
-            return step(self._rungs[batch], feeds)
+        if batch in self._buckets:
+            return step(self._buckets[batch], feeds)
         if self._rows is None:
             raise EngineError(
                 f"a batch of {batch} is none of those that were built ({self._list()}), and it can not be filled up to one: {self._mixes}",
                 fix="build that batch, too",
             )
-        rung = next((size for size in self._rungs if size >= batch), None)
-        if rung is None or batch < 1:
+        bucket = next((size for size in self._buckets if size >= batch), None)
+        if bucket is None or batch < 1:
             raise EngineError(
-                f"a batch of {batch} is not between 1 and {max(self._rungs)}, the largest that was built",
+                f"a batch of {batch} is not between 1 and {max(self._buckets)}, the largest that was built",
                 fix="build a larger one",
             )
         entries, made = self._rows
         filled = {
-            name: _filled(name, value, batch, rung, entries[name]) if entries.get(name) else value
+            name: _filled(name, value, batch, bucket, entries[name]) if entries.get(name) else value
             for name, value in feeds.items()
         }
-        outputs = step(self._rungs[rung], filled)
+        outputs = step(self._buckets[bucket], filled)
         return {name: value[: batch * made[name]] if made.get(name) else value for name, value in outputs.items()}
 
     def _batch(self, feeds: Feeds) -> int:
@@ -304,14 +306,14 @@ class Ladder(Executable):
         }
         if self._rows is None:
             known = [int(size) for size in sizes.values()]
-            return next((size for size in known if size in self._rungs), next(iter(known), 0))
+            return next((size for size in known if size in self._buckets), next(iter(known), 0))
         if len(set(sizes.values())) > 1 or not all(size.is_integer() for size in sizes.values()):
             said = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
             raise EngineError(f"inputs have different numbers of rows: {said}", fix="give all of them the same batch")
         return int(next(iter(sizes.values()), 0))
 
     def _list(self) -> str:
-        return ", ".join(map(str, self._rungs))
+        return ", ".join(map(str, self._buckets))
 
     def launch(self) -> None:
         """See `Executable`."""
@@ -323,17 +325,17 @@ class Ladder(Executable):
 
     def facts(self) -> Mapping[str, Any]:
         """Those of the largest, and the batches."""
-        return {**self._largest.facts(), "batches": tuple(self._rungs)}
+        return {**self._largest.facts(), "batches": tuple(self._buckets)}
 
     def close(self) -> None:
         """Closes all of them."""
-        for executable in self._rungs.values():
+        for executable in self._buckets.values():
             executable.close()
 
 
-def _filled(name: str, value: Any, batch: int, rung: int, entries: int) -> Any:
+def _filled(name: str, value: Any, batch: int, bucket: int, entries: int) -> Any:
     """An input with its first row repeated at the end: what is a legal row, an index in range for example, is one there, too."""
     if is_tensor(value):
         value = tensor(name, value)
     first = list(range(entries))
-    return value[[*range(batch * entries), *first * (rung - batch)]]
+    return value[[*range(batch * entries), *first * (bucket - batch)]]

@@ -1,4 +1,6 @@
-"""The rows of stock TensorFlow: on one stream, on logical devices, on devices that somebody names, and with NVIDIA's switches.
+"""Rows of a bench that need stream ids: TensorFlow's, and those of each number of streams.
+
+The rows of stock TensorFlow: on one stream, on logical devices, on devices that somebody names, and with NVIDIA's switches.
 
 Stream ids for each number of streams that a bench asks for: by rules, or those of the graph, folded where they are too many.
 """

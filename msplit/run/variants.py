@@ -10,7 +10,7 @@ import numpy as np
 
 from msplit import formats
 from msplit.assignment.assignment import check_places
-from msplit.assignment.model import ON_COSTS, RECORDED, Given, price, settle
+from msplit.assignment.model import ON_COSTS, RECORDED, Given, price, resolve
 from msplit.assignment.plans import stored_job
 from msplit.core.arguments import Precision, spelled
 from msplit.engines import onnxruntime as onnx
@@ -60,15 +60,15 @@ def as_recorded(flat: FlatGraph, request: RunRequest) -> tuple[RunRequest, tuple
     if flat.model.record is None:
         return request, ()
     work = request.workload
-    basis = settle(flat, Given(None, None, work.batch, work.shapes, work.gpu, work.profile))
-    found = basis.workload
+    defaults = resolve(flat, Given(None, None, work.batch, work.shapes, work.gpu, work.profile))
+    found = defaults.workload
     request = request.sized(gpu=found.gpu, profile=found.profile)
     sized = request.reference is None
     if sized:
         request = request.sized(batch=found.batch, shapes=found.shapes)
     keys = ON_COSTS if sized else ("gpu", "profile")
-    used = any(key in basis.said and basis.origin[key] == RECORDED for key in keys)
-    return request, (f"run with {basis.words(keys)}",) if used or basis.missing else ()
+    used = any(key in defaults.said and defaults.origin[key] == RECORDED for key in keys)
+    return request, (f"run with {defaults.words(keys)}",) if used or defaults.missing else ()
 
 
 @contextmanager

@@ -10,22 +10,22 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from msplit.samples import recommenders, sequences
+from msplit.samples import networks, recommenders
 from msplit.samples.layers import Sample, SampleInput, fill, make_inputs, strip
 
 __all__ = ["Sample", "SampleInput", "build", "fill", "make_inputs", "names", "sizes", "strip"]
 
 _BUILDERS: dict[str, Callable[..., Sample]] = {
-    "bert": sequences.bert,
+    "bert": networks.bert,
     "deepfm": recommenders.deepfm,
     "dlrm": recommenders.dlrm,
     "feature_columns": recommenders.build,
-    "googlenet": sequences.googlenet,
-    "inception_v3": sequences.inception_v3,
-    "lstm": sequences.lstm,
+    "googlenet": networks.googlenet,
+    "inception_v3": networks.inception_v3,
+    "lstm": networks.lstm,
     "mmoe": recommenders.mmoe,
-    "nasnet_mobile": sequences.nasnet_mobile,
-    "squeezenet": sequences.squeezenet,
+    "nasnet_mobile": networks.nasnet_mobile,
+    "squeezenet": networks.squeezenet,
     "towers": recommenders.towers,
 }
 

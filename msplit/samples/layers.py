@@ -1,4 +1,6 @@
-"""The few layers that the hand-written models share, as plain TensorFlow graph ops under readable names.
+"""Parts of sample models: layers, seeded weights, and the sample as a whole.
+
+The few layers that the hand-written models share, as plain TensorFlow graph ops under readable names.
 
 All of them run inside `ModelBuilder.graph`. Weights are `Const -> Identity` pairs named `<scope>/<name>` and
 `<scope>/<name>/read`, the form that freezing a variable leaves behind.

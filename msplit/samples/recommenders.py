@@ -1,4 +1,6 @@
-"""Recommender models: tables of embeddings, small networks, and what mixes them.
+"""Sample models that recommend: networks over tables of embeddings.
+
+Recommender models: tables of embeddings, small networks, and what mixes them.
 
 A TF1 model of many bucketized numeric columns, each with its own embedding, as recommender teams export them.
 """

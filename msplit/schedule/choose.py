@@ -1,4 +1,6 @@
-"""Tries every way to assign streams in the simulator and says which is best.
+"""Choice of streams in the simulator, on the blocks of a graph or on larger ones.
+
+Tries every way to assign streams in the simulator and says which is best.
 
 Larger grains: side branches that are not worth a stream join the block they hang on.
 """

@@ -1,4 +1,6 @@
-"""Judgement whether streams can help a model, which every command tells in the same words.
+"""Judgements on streams: whether they can help, what given ones are worth, and what no schedule can beat.
+
+Judgement whether streams can help a model, which every command tells in the same words.
 
 What given stream ids are worth: their plan and its simulated time, beside one stream.
 

@@ -1,4 +1,6 @@
-"""Small changes of a schedule, for local search: a part to another stream, two streams into one, another record order.
+"""Neighbours of a schedule in local search, and the alike pieces of a graph that change together.
+
+Small changes of a schedule, for local search: a part to another stream, two streams into one, another record order.
 
 Pieces of a graph that run one after the other, and which of them are alike: the modules of an inception network.
 

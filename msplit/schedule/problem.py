@@ -1,4 +1,6 @@
-"""A scheduling problem as plain data: blocks of kernels, what they cost, and what must come before what.
+"""Scheduling problems as plain data, and who comes before whom in them.
+
+A scheduling problem as plain data: blocks of kernels, what they cost, and what must come before what.
 
 Who comes before whom in a DAG: what everything passes through, what is connected; ancestors and transitive reduction.
 

@@ -1,4 +1,6 @@
-"""Finds the fastest schedule by measuring: the best candidates first, then local search from the winner.
+"""Search for the fastest schedule by measuring, among the candidates that may be measured.
+
+Finds the fastest schedule by measuring: the best candidates first, then local search from the winner.
 
 Nothing here knows a GPU: a `MeasuringDevice` measures and a function tells the time, so that the search itself can be tested with both
 made up.

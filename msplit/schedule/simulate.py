@@ -1,4 +1,6 @@
-"""Simulates a plan: an event-driven model of a GPU that replays it.
+"""Simulation of plans: the event-driven model of a GPU, record orders, and what an assignment is worth.
+
+Simulates a plan: an event-driven model of a GPU that replays it.
 
 The kernels of one stream run in order. What runs at once shares three things: the SMs, the memory bandwidth and the rate at which
 the device starts kernels. Where more than all of one is asked for, everything that runs is slowed down by the same factor

@@ -1,4 +1,6 @@
-"""Ways to put a model on several GPUs, each simulated.
+"""Splits of a model over several GPUs: ways to make them, and the judgement whether one gains.
+
+Ways to put a model on several GPUs, each simulated.
 
 Embedding tables are packed by the time that their columns take, those of a large model by their size, each on the GPU with the least so
 far that has room. What is left goes to the first GPU, or wherever it ends earliest, copies counted: list scheduling with the earliest

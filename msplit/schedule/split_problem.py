@@ -1,4 +1,6 @@
-"""A scheduling problem with what matters once there are several GPUs: links, memory, and how many bytes each block hands on.
+"""Scheduling problems over several GPUs: what crosses between them, and how long a step takes.
+
+A scheduling problem with what matters once there are several GPUs: links, memory, and how many bytes each block hands on.
 
 What crosses between GPUs, as blocks and streams of their own: a plan over all GPUs is then a plan like any other.
 

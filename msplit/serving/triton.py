@@ -157,11 +157,11 @@ def export(
 def _of_build(source: Path) -> tuple[Ports, Mapping[str, Port], str]:
     manifest = builds.read(source)
     builds.verify(source, manifest)
-    rungs = {rung.batch or 0: rung for rung in manifest.rungs}
+    buckets = {bucket.batch or 0: bucket for bucket in manifest.rungs}
     largest = manifest.rungs[-1]
     known = whole_reference(load_reference(source / largest.reference), largest, manifest.computed)
-    shapes: dict[int, dict[str, Shape]] = {batch: dict(rung.inputs) for batch, rung in sorted(rungs.items())}
-    rows = None if 0 in rungs else manifest.rows
+    shapes: dict[int, dict[str, Shape]] = {batch: dict(bucket.inputs) for batch, bucket in sorted(buckets.items())}
+    rows = None if 0 in buckets else manifest.rows
     ports = Ports({name: value.dtype for name, value in known.feeds.items()}, shapes, rows, manifest.mixes)
     return ports, ports.outputs(known.outputs), "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
 

@@ -1,4 +1,6 @@
-"""Ops that run functions: While, If, Case and calls. Their functions are walked with what is known at the call.
+"""Shapes of ops that run functions, and of ops whose results are handles or random.
+
+Ops that run functions: While, If, Case and calls. Their functions are walked with what is known at the call.
 
 Random numbers, inputs, tensor lists and tensor arrays, and what handles refer to.
 """

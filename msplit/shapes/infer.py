@@ -1,4 +1,6 @@
-"""Shape inference over a flat graph: one pass in topological order, functional loops and branches included.
+"""Shape inference: the pass over a graph, shapes of what is fed, and trip counts of loops.
+
+Shape inference over a flat graph: one pass in topological order, functional loops and branches included.
 
 Shapes of what is fed: from the file, `--batch` and `--shape`.
 

@@ -1,4 +1,6 @@
-"""The table of shape functions: TensorFlow op -> a function from input shapes to output shapes.
+"""Table of shape functions, and the types of a graph's tensors.
+
+The table of shape functions: TensorFlow op -> a function from input shapes to output shapes.
 
 A shape function is one small function in one file of this package. It takes the node and returns one shape per output:
 

@@ -1,4 +1,6 @@
-"""Ops for which one expression says the shapes of all outputs.
+"""Shapes of ops that one expression says, and of gathers, sparse tensors and reductions.
+
+Ops for which one expression says the shapes of all outputs.
 
 Elementwise ops that do not simply broadcast, and reductions over axes.
 

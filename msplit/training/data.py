@@ -1,4 +1,6 @@
-"""Data of a training by name: arrays in an .npz, TFRecords, or a function; the same batches in the same order for the same settings.
+"""Data of a training: batches by name, and the rows of each process.
+
+Data of a training by name: arrays in an .npz, TFRecords, or a function; the same batches in the same order for the same settings.
 
 Which rows of a batch each of several processes is fed.
 """

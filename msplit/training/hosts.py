@@ -1,4 +1,6 @@
-"""Processes that train together: torchrun's, TF_CONFIG's, a ClusterSpec's or the options' hosts and ranks.
+"""Hosts of a training: who trains together, and processes on the GPUs of one host.
+
+Processes that train together: torchrun's, TF_CONFIG's, a ClusterSpec's or the options' hosts and ranks.
 
 Starts one process per GPU of this host, and ends all when one of them has ended otherwise than well.
 """

@@ -69,13 +69,13 @@ class OwnProcess(Engine):
         """
         if self.device(job) == "CPU":
             raise EngineError("NVIDIA's switches are for GPUs, and TensorFlow sees none", fix="leave them out")
-        return Elsewhere(job)
+        return TensorFlowProcess(job)
 
 
 OWN_PROCESS = OwnProcess()
 
 
-class Elsewhere(Executable):
+class TensorFlowProcess(Executable):
     """A job in a process of its own. See `Executable`."""
 
     keeps_state = True

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from msplit import api, formats
-from msplit.assignment.model import settle
+from msplit.assignment.model import resolve
 from msplit.cost.profile import Workload
 from msplit.run.tuning import write
 from tests.cli.runner import SAMPLES, fine
@@ -68,7 +68,7 @@ def test_what_tuning_writes_has_a_record(assigned: Path, tmp_path: Path) -> None
     record = api.load(tmp_path / "o.pb").model.record
     assert record is not None
     assert (record.rules, record.streams, record.batch, record.gpu) == (None, tuned.streams, 2, "a100")
-    assert settle(api.load(tmp_path / "o.pb")).words() == "batch 2, gpu a100 (recorded with the model)"
+    assert resolve(api.load(tmp_path / "o.pb")).words() == "batch 2, gpu a100 (recorded with the model)"
     fine("check", tmp_path / "o.pb")
     # Ids of an assignment before it are not set by hand: none is left.
     before = api.load(assigned)

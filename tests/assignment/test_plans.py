@@ -254,7 +254,7 @@ def test_rules_that_choose_kernels_give_plain_variants_the_streams_of_plain_kern
 
 @needs_torch
 def test_compare_shows_each_way_to_make_kernels_on_its_best_streams() -> None:
-    from msplit.engines.cuda.search.measurement import SimulatedRunner
+    from msplit.engines.cuda.search import SimulatedRunner
 
     flat = api.load(SAMPLES / "mmoe_small.pb")
     found = compare(flat, streams=3, batch=2, device=SimulatedRunner)
@@ -272,7 +272,7 @@ def test_compare_shows_each_way_to_make_kernels_on_its_best_streams() -> None:
 
 @needs_torch
 def test_compare_measures_ways_to_make_kernels_beside_one_stream() -> None:
-    from msplit.engines.cuda.search.measurement import SimulatedRunner
+    from msplit.engines.cuda.search import SimulatedRunner
 
     found = compare(api.load(SAMPLES / "towers_small.pb"), streams=3, batch=2, device=SimulatedRunner)
     plain, grouped = found.kernels

@@ -82,8 +82,8 @@ def service() -> Any:
     shapes = {rows: {name: (rows, *shape) for name, (_, shape) in SHAPES.items()} for rows in BATCHES}
     outputs = {f"{name}1": Port(dtype, (None, *shape)) for name, (dtype, shape) in SHAPES.items()}
     ports = Ports(dtypes, shapes, (dict.fromkeys(SHAPES, 1), dict.fromkeys(outputs, 1)))
-    arena = SimulatedSlot(StepSlot(dict.fromkeys(BATCHES, step), ports))
-    pool = Pool(ports, [(0, arena)], PoolSettings(groups=1), About("all", outputs, (), (), {}))
+    slot = SimulatedSlot(StepSlot(dict.fromkeys(BATCHES, step), ports))
+    pool = Pool(ports, [(0, slot)], PoolSettings(groups=1), About("all", outputs, (), (), {}))
     only = signature_of(pool, None)
     models = Models({"all": {1: Version("all", 1, {only.name: only})}})
     return Service(models, Metrics(models))

@@ -119,7 +119,7 @@ def test_several_batches_share_weights_and_smaller_ones_are_filled_up(tmp_path: 
     three = msplit.build(model, tmp_path / "three", **request, batches=[1, 8, 32])
     # Which order of a weight suits a batch is measured, and they may differ. What they have alike is there once, and something is.
     memory = torch.from_numpy(np.fromfile(tmp_path / "three" / "weights.bin", np.uint8))
-    programs = [json.loads((tmp_path / "three" / rung.program).read_text()) for rung in three.manifest.rungs]
+    programs = [json.loads((tmp_path / "three" / bucket.program).read_text()) for bucket in three.manifest.rungs]
     kept = [place for program in programs for *_, place in program["constants"]]
     contents = {(*map(str, place[:3]), to_numpy(tensor_of(place, memory)).tobytes()) for place in kept}
     assert len(contents) == len({start for *_, start in kept}) < len(kept)

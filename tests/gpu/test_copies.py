@@ -85,7 +85,7 @@ def distance(found, expected):
 @pytest.mark.parametrize("options", [{}, {"fuse": True}, {"fuse": True, "group": True}])
 def test_in_ieee_precision_with_both_everywhere(batch, options, monkeypatch):
     """As if everything had measured faster. Libraries' results are copied to their places."""
-    writes = {concat_into.concat_in_place: lambda graph, op: (op.op in concat_into._MAKES, None)}
+    writes = {concat_into.concat_into: lambda graph, op: (op.op in concat_into._MAKES, None)}
     flat, given = net(), feeds(batch)
     expected = run(flat, given)
     torture = Torture(poison=True, delay_cycles=20_000, seed=1)
@@ -114,7 +114,7 @@ def test_other_precisions_are_as_far_from_ieee_as_without(precision, batch, monk
         return first
 
     found = distance(outputs(net()), expected)
-    never = dict.fromkeys((concat_into.concat_in_place, PROLOGUES), lambda graph, found: (False, None))
+    never = dict.fromkeys((concat_into.concat_into, PROLOGUES), lambda graph, found: (False, None))
     with deciding(never):
         assert found <= 2 * distance(outputs(net()), expected) + 1e-4
 

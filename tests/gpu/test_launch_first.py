@@ -21,7 +21,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.device.device import check, holding
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import to_torch
-from msplit.engines.cuda.kernels import copy
+from msplit.engines.cuda.kernels import memory
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.runtime import input_staging
 from msplit.engines.cuda.runtime.executable import CudaExecutable
@@ -123,7 +123,7 @@ def test_the_kernel_copies_what_is_announced_and_waits_for_the_rest(size):
     gpu = torch.device("cuda")
     host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
     target = torch.zeros(size, dtype=torch.uint8, device=gpu)
-    one = copy.InputCopy(copy.seen_by(gpu, host), target)
+    one = memory.InputCopy(memory.seen_by(gpu, host), target)
     one.issue()  # compiles it
     torch.cuda.synchronize()
     rng = np.random.default_rng(size)
@@ -151,7 +151,7 @@ def test_the_kernel_gives_up_in_time_says_so_once_and_works_again():
     gpu = torch.device("cuda")
     host = torch.ones(602_112, dtype=torch.uint8, pin_memory=True)
     target = torch.zeros(602_112, dtype=torch.uint8, device=gpu)
-    one = copy.InputCopy(copy.seen_by(gpu, host), target)
+    one = memory.InputCopy(memory.seen_by(gpu, host), target)
     one.issue()
     torch.cuda.synchronize()
     for announced in (0, 8192, 100_000):

@@ -119,12 +119,12 @@ def test_threads_get_their_own_answers(built: Path) -> None:
     assert not wrong
 
 
-def test_races_between_arenas_show_in_no_answer(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_races_between_slots_show_in_no_answer(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import msplit
     from msplit.engines.cuda.options import Torture
-    from msplit.engines.cuda.stored import rung
+    from msplit.engines.cuda.stored import builds
 
-    whole = rung.Opened.arena
+    whole = builds.Opened.slot
 
     def tortured(self: Any, *args: Any, **options: Any) -> Any:
         self._options = replace(self._options, torture=Torture(poison=True, delay_cycles=20_000, seed=1))
@@ -133,7 +133,7 @@ def test_races_between_arenas_show_in_no_answer(built: Path, monkeypatch: pytest
     with msplit.pool(built, groups=2) as pool:
         feeds = requests_of(pool.inputs, 8, 64)
         expected = [pool.step(one) for one in feeds]
-    monkeypatch.setattr(rung.Opened, "arena", tortured)
+    monkeypatch.setattr(builds.Opened, "slot", tortured)
     with msplit.pool(built, groups=8) as pool:
         found = [pool.submit(feeds[number % 64]) for number in range(2000)]
         assert all(close_to(one.result(), expected[number % 64]) for number, one in enumerate(found))
@@ -174,7 +174,7 @@ def test_memory_is_as_told(built: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     taken, each, weights = map(int, done.stdout.split()[-3:])
-    assert taken <= 1.1 * 10 * each, f"10 arenas take {taken / 1e6:.2f} MB, and one was told as {each / 1e6:.2f}"
+    assert taken <= 1.1 * 10 * each, f"10 slots take {taken / 1e6:.2f} MB, and one was told as {each / 1e6:.2f}"
     with pytest.raises(msplit.MsplitError, match=r"do not fit: .*\(max_memory\)") as refused:
         msplit.pool(built, groups=10, max_memory=weights + 1)
     assert "max_memory" in str(refused.value)
@@ -197,7 +197,7 @@ def test_opening_and_closing_leaves_nothing_behind(built: Path) -> None:
 
 
 def test_random_ops_draw_other_numbers_in_every_step(tmp_path: Path) -> None:
-    """Each arena takes the number of its step from a counter that all of them share."""
+    """Each slot takes the number of its step from a counter that all of them share."""
     import msplit
     from msplit.opset import schema
 

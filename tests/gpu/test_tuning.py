@@ -13,8 +13,8 @@ from msplit import api
 from msplit.api import bench, compare
 from msplit.core.arguments import Precision
 from msplit.engines.base import Job
+from msplit.engines.cuda import search
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.search import measurement
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.run.tuning import TuneSettings, write
@@ -88,9 +88,9 @@ def test_the_tuned_plan_is_verified_no_slower_than_one_stream_and_runs_again(nam
 def test_candidates_are_cheap_and_agree_with_the_engine() -> None:
     """A candidate takes the time that the engine's own executable of it takes."""
     job = job_of("mmoe_small.pb", batch=128)
-    variants = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",), seconds=2.0)
+    variants = search.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",), seconds=2.0)
     plain = variants["plain"]
-    device = measurement.GpuRunner(variants)
+    device = search.GpuRunner(variants)
     candidates = all_candidates(plain.problem, "plain", 8, ())
     runners = [single(plain.problem, "plain"), *candidates[:5]]
     device.times(runners, 1)

@@ -12,8 +12,8 @@ from msplit import api
 from msplit.benchmark.benchmark import limits
 from msplit.core.statistics import summarize
 from msplit.engines.base import Job
+from msplit.engines.cuda import search
 from msplit.engines.cuda.options import EngineOptions
-from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError
 from msplit.inputs.make import make_inputs
 from msplit.report import bench_sections
@@ -61,8 +61,8 @@ def test_where_kernels_can_not_be_timed_the_data_sheet_bounds_them(problem, foun
             raise problem
         return real(job, ids, names, seconds=seconds, **options)
 
-    real = measurement.compile_variants
-    monkeypatch.setattr(measurement, "compile_variants", compile_variants)
+    real = search.compile_variants
+    monkeypatch.setattr(search, "compile_variants", compile_variants)
     told = limits(towers())
     assert told.source == "the data sheet"
     assert told.steps == found.steps

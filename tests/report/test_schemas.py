@@ -158,7 +158,7 @@ def test_a_bench_with_everything() -> None:
 
 def test_candidates_that_were_measured() -> None:
     pytest.importorskip("torch")
-    from msplit.engines.cuda.search.measurement import SimulatedRunner
+    from msplit.engines.cuda.search import SimulatedRunner
 
     found = compare(api.load(MMOE), streams=3, batch=2, device=SimulatedRunner)
     validate("assign", json.loads(document.dumps("assign", assignment.candidates_payload(found))))

@@ -50,7 +50,8 @@ def test_each_can_be_named_without_a_path(name):
 
 def test_the_example_shows_every_rule_and_every_option():
     found = rules.load("example")
-    assert {rule.key for rule in found.rules} == set(RULES) - {"auto", "device"}
+    shown = {rule.key for rule in found.rules}
+    assert shown == set(RULES) - {"auto", "device"}, "rules/example.yaml shows every rule: add an entry for a new one"
     text = (Path(__file__).parents[2] / "rules" / "example.yaml").read_text()
     options = (
         "patterns",
@@ -64,7 +65,8 @@ def test_the_example_shows_every_rule_and_every_option():
         "handles",
         "default",
     )
-    assert [option for option in options if f"{option}:" not in text] == []
+    missing = [option for option in options if f"{option}:" not in text]
+    assert not missing, f"rules/example.yaml shows every option: it lacks {missing}"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from msplit.run.build import load
 from msplit.run.request import RunRequest
 
 torch = pytest.importorskip("torch")
-rung = pytest.importorskip("msplit.engines.cuda.stored.rung")
+stored = pytest.importorskip("msplit.engines.cuda.stored.builds")
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 REQUEST = {"streams": (4,), "engine": "cuda", "device": "cpu"}
@@ -89,7 +89,7 @@ def test_a_build_for_other_versions_is_compiled_anew_with_the_same_streams(
     with msplit.open(kept) as runner:
         feeds = {name: np.array(value) for name, value in runner.buffers.items()}
         expected, streams = runner.step(feeds), runner.facts["streams"]
-    monkeypatch.setattr(rung.Builds, "made_for", OTHER)
+    monkeypatch.setattr(stored.Builds, "made_for", OTHER)
     with pytest.raises(msplit.MsplitError, match=r"for another machine: .*pytorch .*, here 1\.0"):
         msplit.open(kept, strict=True)
     with msplit.open(kept) as runner:
@@ -100,8 +100,8 @@ def test_a_build_for_other_versions_is_compiled_anew_with_the_same_streams(
 
 
 def test_another_driver_is_told_and_changes_nothing(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = rung.Builds("cpu").made_for
-    monkeypatch.setattr(rung.Builds, "made_for", {**here, "driver": "13.9"})
+    here = stored.Builds("cpu").made_for
+    monkeypatch.setattr(stored.Builds, "made_for", {**here, "driver": "13.9"})
     with msplit.open(kept, strict=True) as runner:
         assert any("driver none, here 13.9" in note and "anew" not in note for note in runner.notes)
 
@@ -161,9 +161,11 @@ def test_the_next_step_may_be_of_any_batch(kept: Path) -> None:
         feeds = [{name: value[-rows:] for name, value in whole.items()} for rows in (4, 4, 1, 1, 3, 3, 4, 0)]
         wanted = [runner.step(one) for one in feeds[:-1]]
         sent = []
-        for rung in runner.executable._rungs.values():  # type: ignore[attr-defined]
-            run = rung._run  # type: ignore[attr-defined]
-            rung._run = lambda fed, tap, rung=rung, run=run: sent.append(rung._prefetched[0] is fed) or run(fed, tap)  # type: ignore[attr-defined]
+        for bucket in runner.executable._buckets.values():  # type: ignore[attr-defined]
+            run = bucket._run  # type: ignore[attr-defined]
+            bucket._run = lambda fed, tap, bucket=bucket, run=run: (
+                sent.append(bucket._prefetched[0] is fed) or run(fed, tap)
+            )  # type: ignore[attr-defined]
         found = [runner.step(one, then=then) for one, then in itertools.pairwise(feeds)]
         for outputs, expected in zip(found, wanted, strict=True):
             for name, value in expected.items():

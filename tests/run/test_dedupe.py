@@ -18,7 +18,7 @@ from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.report import benchmark
 from msplit.report.document import plain
 from msplit.report.render import to_markdown
-from msplit.run.compilation import distinct
+from msplit.run.compilation import dedupe
 from msplit.run.setup import AblationStep
 from msplit.verify.results import Variant
 from tests.assignment.test_plans import QUICK
@@ -110,7 +110,7 @@ def test_what_is_prepared_may_be_named_by_what_was_asked_for() -> None:
 
 
 def test_numbers_of_streams_do_not_matter_and_those_of_host_nodes_neither() -> None:
-    same = distinct([placed(on(0, 1), "2 streams", "a, 8 logical devices"), placed(on(7, 3), "8 streams", "b")])
+    same = dedupe([placed(on(0, 1), "2 streams", "a, 8 logical devices"), placed(on(7, 3), "8 streams", "b")])
     (one,) = same.variants
     assert (one.label, one.used, one.asked) == ("a, 2 logical devices", 2, ("2 streams", "8 streams"))
     assert same.labels == {"a, 8 logical devices": one.label, "b": one.label}
@@ -119,7 +119,7 @@ def test_numbers_of_streams_do_not_matter_and_those_of_host_nodes_neither() -> N
 def test_as_many_streams_in_another_plan_are_told_apart() -> None:
     first = placed(on(0, 1), "4 streams", "TensorFlow, 4 logical devices", 4)
     second = placed(on(0, 0, 1), "8 streams", "TensorFlow, 8 logical devices", 8)
-    found = distinct([first, second])
+    found = dedupe([first, second])
     assert [one.label for one in found.variants] == [
         "TensorFlow, 2 logical devices",
         "TensorFlow, 2 logical devices (8 streams asked for)",
@@ -132,7 +132,7 @@ def test_what_points_at_a_row_that_is_left_out_points_at_the_one_that_stays() ->
         placed(on(5), "5 streams", "same"),
         placed(on(0, 1), "2 streams", "more", against="same", over=("one", "same")),
     )
-    found = distinct(
+    found = dedupe(
         [one, same, more],
         [
             AblationStep("1", "one", None),
@@ -152,7 +152,7 @@ def test_what_points_at_a_row_that_is_left_out_points_at_the_one_that_stays() ->
 def test_one_engine_set_up_in_two_ways_is_two_rows() -> None:
     job = placed(on(0), "1 stream", "").job
     rows = [Variant(label, OnnxRuntime(captured), job) for label, captured in (("plain", False), ("captured", True))]
-    assert [one.label for one in distinct(rows).variants] == ["plain", "captured"]
+    assert [one.label for one in dedupe(rows).variants] == ["plain", "captured"]
 
 
 @pytest.mark.tf

@@ -14,7 +14,7 @@ from msplit import api
 from msplit.api import bench
 from msplit.cost import profile as profile_file
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.search.measurement import SimulatedRunner
+from msplit.engines.cuda.search import SimulatedRunner
 from msplit.errors import EngineError
 from msplit.report import commands as report
 from msplit.report import document

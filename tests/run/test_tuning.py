@@ -15,10 +15,10 @@ from msplit.api import bench, compare
 from msplit.assignment.assignment import present_ids
 from msplit.assignment.plans import stored_job
 from msplit.engines.base import Job
+from msplit.engines.cuda import search
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.runtime import plan_binding
-from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError, MsplitError, WriteError
 from msplit.inputs.make import make_inputs
 from msplit.report import assignment, bench_sections, benchmark
@@ -54,9 +54,7 @@ class Clock:
 
 def tuned_of(name: str, seconds: float = 60.0, distort=None, **settings):
     job = job_of(name)
-    device = measurement.SimulatedRunner(
-        measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",))
-    )
+    device = search.SimulatedRunner(search.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",)))
     device.true_us = distort or device.true_us
     chosen = TuneSettings(seconds, kernels=("plain",), **settings)
     return job, tune(job, chosen, streams=4, batch=2, device=device, now=Clock())
@@ -103,7 +101,7 @@ def test_what_is_written_says_which_nodes_share_a_kernel(
     name: str, kernels: str, kinds: set[str], tmp_path: Path
 ) -> None:
     job = job_of(name)
-    variants = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain", kernels))
+    variants = search.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain", kernels))
 
     def truth(candidate, simulated):
         return (
@@ -112,7 +110,7 @@ def test_what_is_written_says_which_nodes_share_a_kernel(
             / (2 if candidate.mode == kernels and candidate.streams == 3 else 1)
         )
 
-    device = measurement.SimulatedRunner(variants)
+    device = search.SimulatedRunner(variants)
     device.true_us = truth
     tuned = tune(job, TuneSettings(60.0, kernels=("plain", kernels)), streams=3, batch=2, device=device, now=Clock())
     assert (tuned.kernels, tuned.streams) == (kernels, 3)
@@ -269,7 +267,7 @@ def test_compare_says_why_the_one_that_is_predicted_to_be_fastest_is_not_taken()
 
 def test_compare_measures_each_beside_one_stream() -> None:
     flat = api.load(SAMPLES / "towers_small.pb")
-    found = compare(flat, streams=3, device=measurement.SimulatedRunner)
+    found = compare(flat, streams=3, device=search.SimulatedRunner)
     assert found.device == "the simulator"
     for row in found.rows:
         if row.skipped is None:
@@ -294,13 +292,13 @@ def test_compare_on_the_command_line(tmp_path: Path) -> None:
 
 def test_larger_kernels_win_where_they_are_faster_and_streams_are_told_on_the_same_kernels() -> None:
     job = job_of("mmoe_small.pb")
-    variants = measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain", "grouped"))
+    variants = search.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain", "grouped"))
     assert set(variants) == {"plain", "grouped"}
 
     def truth(candidate, simulated):
         return (50.0 if candidate.mode == "grouped" else 100.0) - 3 * candidate.streams
 
-    device = measurement.SimulatedRunner(variants)
+    device = search.SimulatedRunner(variants)
     device.true_us = truth
     tuned = tune(job, TuneSettings(60.0, kernels=("plain", "grouped")), streams=3, device=device, now=Clock())
     assert tuned.kernels is KernelMode.GROUPED

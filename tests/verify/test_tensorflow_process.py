@@ -20,7 +20,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.inputs.make import feeds_for
 from msplit.verify import tensorflow_process
 from msplit.verify.results import Settings
-from msplit.verify.tensorflow_process import Elsewhere
+from msplit.verify.tensorflow_process import TensorFlowProcess
 from tests.cli.runner import SAMPLES, fine, msplit
 
 pytestmark = pytest.mark.tf
@@ -37,13 +37,13 @@ def job(**options: Any) -> Job:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Elsewhere]:
-    made = Elsewhere(job())
+def running() -> Iterator[TensorFlowProcess]:
+    made = TensorFlowProcess(job())
     yield made
     made.close()
 
 
-def test_another_process_gives_the_same_and_measures_itself(running: Elsewhere) -> None:
+def test_another_process_gives_the_same_and_measures_itself(running: TensorFlowProcess) -> None:
     here = ENGINE.build(job())
     feeds = feeds_for(load(TOWERS), Workload(batch=4), seed=5)
     expected, found = here.step(feeds), running.step(feeds)
@@ -57,7 +57,7 @@ def test_another_process_gives_the_same_and_measures_itself(running: Elsewhere) 
     assert all(0 < one < 60 for one in times)
 
 
-def test_what_goes_wrong_there_is_told_here_and_it_goes_on(running: Elsewhere) -> None:
+def test_what_goes_wrong_there_is_told_here_and_it_goes_on(running: TensorFlowProcess) -> None:
     with pytest.raises(EngineError, match="has no value") as told:
         running.step({})
     assert type(told.value) is EngineError
@@ -65,7 +65,7 @@ def test_what_goes_wrong_there_is_told_here_and_it_goes_on(running: Elsewhere) -
     assert running.times(1)
 
 
-def test_a_process_that_ends_is_told(running: Elsewhere) -> None:
+def test_a_process_that_ends_is_told(running: TensorFlowProcess) -> None:
     os.kill(running._process.pid, signal.SIGKILL)
     with pytest.raises(EngineError, match=r"was ended by signal 9|was lost"):
         running.times(1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.samples.sequences import recipe_for
+from msplit.samples.networks import recipe_for
 from msplit.samples.layers import generate
 
 

@@ -1,4 +1,6 @@
-"""Ops that work element by element, with broadcasting, and those that treat vectors, matrices or items one by one.
+"""Rules of independent rows for ops by element or by row, and for lists, loops and choices.
+
+Ops that work element by element, with broadcasting, and those that treat vectors, matrices or items one by one.
 
 Lists, arrays, loops and choices: fixed as long as how often and which one does not depend on rows.
 """

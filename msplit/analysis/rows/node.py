@@ -1,4 +1,6 @@
-"""A node as a rule sees it, and the table of rules: TensorFlow op -> what it does to rows.
+"""Basis of the rules of independent rows: states of tensors, nodes as rules see them, and the table of rules.
+
+A node as a rule sees it, and the table of rules: TensorFlow op -> what it does to rows.
 
     @rule("Squeeze")
     def squeeze(view: View) -> State | list[State]:

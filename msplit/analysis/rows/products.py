@@ -1,4 +1,6 @@
-"""Products, reductions and lookups.
+"""Rules of independent rows for products and reductions, lookups, and selections such as segments and sparse tensors.
+
+Products, reductions and lookups.
 
 Entries that are chosen by what is in the rows: sparse lookups, partitions and segments.
 

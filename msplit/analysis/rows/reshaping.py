@@ -1,4 +1,6 @@
-"""Ops that give the same elements another shape, or another order of axes.
+"""Rules of independent rows for ops that move elements: shapes, cuts and joins, repetition along axes.
+
+Ops that give the same elements another shape, or another order of axes.
 
 Ops that cut tensors apart and put them together.
 

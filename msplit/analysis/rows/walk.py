@@ -1,4 +1,6 @@
-"""One pass over a graph in topological order that finds how each tensor depends on the rows.
+"""Proof that rows of a model are independent: the walk over its graph, and the verdict.
+
+One pass over a graph in topological order that finds how each tensor depends on the rows.
 
 The proof for a model: inputs, outputs, and what stands in the way.
 """

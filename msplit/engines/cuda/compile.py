@@ -39,7 +39,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
-from msplit.engines.cuda.passes.specialize import list_choices, trace
+from msplit.engines.cuda.passes.tracing import list_choices, trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized
 from msplit.engines.cuda.runtime.host import HostOptions, HostPart
 from msplit.errors import EngineError

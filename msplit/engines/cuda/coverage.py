@@ -32,7 +32,7 @@ from msplit.opset.traits import VARIABLES
 from msplit.shapes import Shapes, infer
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.passes.dry_run import Rehearsed
+    from msplit.engines.cuda.passes.dry_run import DryRun
 
 OPS_TOLD = 8
 """Ops that a sentence lists."""
@@ -178,7 +178,7 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
     )
 
 
-def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) -> tuple[Rehearsed | None, str]:
+def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) -> tuple[DryRun | None, str]:
     """Verdict of the engine's build of a graph; None where that was not tried, or not to its end, and why."""
     if not always and len(partition.device) > MOST_BUILT:
         return None, f"{len(partition.device):,} nodes are too many to do so by the way"
@@ -188,11 +188,11 @@ def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) ->
     if limit is not None and limit < LEAST_ADDRESS_SPACE and "torch" not in sys.modules:
         return None, f"PyTorch does not load within {limit >> 20:,} MB of address space, which is the limit here"
     try:
-        from msplit.engines.cuda.passes.dry_run import rehearse
+        from msplit.engines.cuda.passes.dry_run import dry_run
     except (ImportError, OSError, MemoryError) as problem:  # a limit on memory, a broken installation
         why = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         return None, f"PyTorch can not be loaded ({why})"
-    found = rehearse(raised, partition, sizes, None if always else MOST_FOLLOWED)
+    found = dry_run(raised, partition, sizes, None if always else MOST_FOLLOWED)
     return found, "" if found.whole else f"they are more than {MOST_FOLLOWED:,} ops, which is too much to do by the way"
 
 

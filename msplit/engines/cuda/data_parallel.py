@@ -18,8 +18,8 @@ from msplit.engines.base import Arrays, Executable, Feeds, Job, is_array, is_ten
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.runtime.executables import executable_of
 from msplit.engines.cuda.runtime.input_staging import taken
+from msplit.engines.cuda.stored.builds import Builds, Opened
 from msplit.engines.cuda.stored.program import pack
-from msplit.engines.cuda.stored.rung import Builds, Opened
 from msplit.errors import EngineError
 
 

@@ -21,14 +21,14 @@ from msplit.progress import Progress
 if TYPE_CHECKING:
     from msplit.engines.cuda.runtime.executables import Compiled
     from msplit.engines.cuda.runtime.host import StepCounter
-    from msplit.engines.cuda.search.measurement import (
+    from msplit.engines.cuda.search import (
         CompiledVariant,
         CompiledVariants,
         SimulatedVariant,
         SimulatedVariants,
     )
+    from msplit.engines.cuda.stored.builds import Builds, Opened, Packed
     from msplit.engines.cuda.stored.program import Restored, Weights
-    from msplit.engines.cuda.stored.rung import Builds, Opened, Packed
 
 __all__ = [
     "ENGINE",
@@ -166,11 +166,11 @@ class CudaEngine(Engine):
         seconds: float = 0.0,
         tell: Progress | None = None,
     ) -> CompiledVariants:
-        """Compiles the job's graph in several kernel modes, to be simulated or measured; see `measurement.compile_variants`."""
+        """Compiles the job's graph in several kernel modes, to be simulated or measured; see `search.compile_variants`."""
         with starting_pytorch():
-            from msplit.engines.cuda.search import measurement
+            from msplit.engines.cuda import search
 
-        return measurement.compile_variants(job, groups, names, seconds=seconds, tell=tell)
+        return search.compile_variants(job, groups, names, seconds=seconds, tell=tell)
 
     def in_half(self, job: Job) -> list[tuple[int, ...]]:
         """Lists the nodes of each op that runs in half precision, in topological order; none where the job's precision is another."""
@@ -227,7 +227,7 @@ class CudaEngine(Engine):
     def builds(self, device: str) -> Builds:
         """Packs builds for a device, and opens them."""
         with starting_pytorch():
-            from msplit.engines.cuda.stored.rung import Builds
+            from msplit.engines.cuda.stored.builds import Builds
 
         return Builds(device)
 

@@ -1,4 +1,6 @@
-"""A cluster of TensorFlow's own servers: whether all of its tasks are there, what devices they have, and what to say when one is lost.
+"""Clusters of TensorFlow's servers, and devices of nodes by name.
+
+A cluster of TensorFlow's own servers: whether all of its tasks are there, what devices they have, and what to say when one is lost.
 
 Devices by name, and a device for each node by a function, as `tf.compat.v1.device` takes one. Needs no TensorFlow.
 """

@@ -1,4 +1,6 @@
-"""A copy of the model's GraphDef with one device per stream, for the stock runtime. Needs no TensorFlow.
+"""Graphs for the TensorFlow engine: nodes with devices, and gradients of functions as nodes.
+
+A copy of the model's GraphDef with one device per stream, for the stock runtime. Needs no TensorFlow.
 
 The copy holds every node of the original top-level graph, so that savers, initializers and assets work as they are, and the
 inlined nodes of functions beside them. Nodes of the flat graph carry the device of their stream; the others are left to

@@ -1,4 +1,6 @@
-"""Runs a graph in a TensorFlow session: variables restored, tables and assets initialized, one callable per step.
+"""Sessions of TensorFlow: a graph that runs, and when its nodes ran.
+
+Runs a graph in a TensorFlow session: variables restored, tables and assets initialized, one callable per step.
 
 When each node of a step ran, as TensorFlow's own step statistics tell: only of CPU devices.
 

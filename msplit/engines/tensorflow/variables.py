@@ -1,4 +1,6 @@
-"""Variables of a graph in a session: what they hold, and how they are given something to hold.
+"""Variables in a session of TensorFlow: their values, and checkpoints of them.
+
+Variables of a graph in a session: what they hold, and how they are given something to hold.
 
 Writes tensors as a checkpoint, by TensorFlow's own op.
 """

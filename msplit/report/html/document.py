@@ -1,4 +1,6 @@
-"""A document with curves as one HTML file: `load --html` and `bench --plot`; and the tables and lists that every page has.
+"""HTML files with curves and tables, into which every text and every number goes safely.
+
+A document with curves as one HTML file: `load --html` and `bench --plot`; and the tables and lists that every page has.
 
 Puts everything into one file, safely: names in a model are not to be trusted.
 

@@ -1,4 +1,6 @@
-"""The report's content: what is known of a model and its streams, section by section.
+"""HTML report on a model: its sections, and what is computed for them.
+
+The report's content: what is known of a model and its streams, section by section.
 
 Works out everything that the report shows.
 """
@@ -14,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from msplit import rules
+from msplit.analysis.advice import guesses, suggest
 from msplit.analysis.embeddings import columns as embedding_columns
-from msplit.analysis.guesses import guesses, suggest
-from msplit.assignment.model import Basis
+from msplit.assignment.model import Defaults
 from msplit.checks import examine
 from msplit.checks.run import Reported
 from msplit.checks.subject import Finding, Severity, Subject
@@ -284,7 +286,7 @@ def page(
     candidates: bool = True,
     shapes: Shapes | None = None,
     options: str = "",
-    basis: Basis | None = None,
+    defaults: Defaults | None = None,
 ) -> Page:
     """Gathers the content of a report.
 
@@ -296,7 +298,7 @@ def page(
         candidates: True to simulate other assignments.
         shapes: Types and shapes of the tensors, to show them, and what was taken for granted about them.
         options: Options of the command that the model and its sizes need, as typed in a shell, for the commands that the page shows.
-        basis: Rules, costs and sizes that the model's own ids are judged with.
+        defaults: Rules, costs and sizes that the model's own ids are judged with.
 
     Raises:
         RulesError: The rules file is wrong.
@@ -318,7 +320,7 @@ def page(
         ids, origin = annotated_ids(flat), "as they are in the model"
     with phase("simulating"):
         prediction = predict(flat, costs, ids)
-    found, note = _found(flat, costs, loaded, annotated, basis, own=assignment is None)
+    found, note = _found(flat, costs, loaded, annotated, defaults, own=assignment is None)
     kernel = prediction.kernel_us > 0
     kernels = int(np.count_nonzero(kernel))
     guessed, mend, warnings = int(np.count_nonzero(~costs.known & kernel)), "", list[str]()
@@ -391,7 +393,7 @@ def _run(
 
 
 def _found(
-    flat: FlatGraph, costs: Costs, ruleset: RuleSet | None, annotated: bool, basis: Basis | None, *, own: bool
+    flat: FlatGraph, costs: Costs, ruleset: RuleSet | None, annotated: bool, defaults: Defaults | None, *, own: bool
 ) -> tuple[list[Reported] | None, str]:
     """Findings of the checks about the ids in the file; there are none about ids that are not there yet."""
     if not annotated:
@@ -399,9 +401,9 @@ def _found(
             "The checks look at the stream ids in a model, and this one has none yet: the ids shown here come from rules. "
             "Write them with msplit assign, and report on the result."
         )
-    if ruleset is None and basis is not None:
-        ruleset = basis.ruleset
-    report = examine(Subject(flat, costs, ruleset=ruleset, basis=basis))
+    if ruleset is None and defaults is not None:
+        ruleset = defaults.ruleset
+    report = examine(Subject(flat, costs, ruleset=ruleset, defaults=defaults))
     found = [*report.findings]
     for code, number in report.omitted.items():
         more = Finding(f"{plural(number, 'more finding')} of this code", "see msplit check")

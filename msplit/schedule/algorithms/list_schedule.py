@@ -1,4 +1,6 @@
-"""Critical-path list scheduling.
+"""Algorithm of critical-path list scheduling, and the candidates that all algorithms give.
+
+Critical-path list scheduling.
 
 What every candidate is.
 """

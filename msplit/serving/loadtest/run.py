@@ -12,23 +12,39 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from msplit.assignment.model import load as load_model
 from msplit.assignment.model import opened
 from msplit.core.arguments import Precision, number, whole
+from msplit.engines.base import Arrays, Job, TensorFlowOptions
 from msplit.engines.environment import environment, gpus
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
+from msplit.formats.model import ReadOptions
 from msplit.progress import Progress, phase, silent
 from msplit.run.request import RunRequest
 from msplit.run.setup import plural
 from msplit.run.variants import own_data
 from msplit.serving.loadtest import corpus as requests
 from msplit.serving.loadtest.clients import ServerUnderTest, clients_of
-from msplit.serving.loadtest.corpus import Checker, Prepared
-from msplit.serving.loadtest.dispatcher import Watch, settled
+from msplit.serving.loadtest.corpus import Checker, Prepared, by_steps
+from msplit.serving.loadtest.dispatcher import Watch, call, settled
 from msplit.serving.loadtest.generator import Layout, Level, LoadGenerator, RequestTable, Sending
 from msplit.serving.loadtest.results import LoadResult, LoadRun, Point, TargetResult, measured
-from msplit.serving.loadtest.targets import SESSIONS, SessionTask, Target, echoes, of_pool
+from msplit.serving.loadtest.targets import (
+    ECHO,
+    ECHO_THREADS,
+    SESSIONS,
+    LocalTarget,
+    ProcessTarget,
+    ProcessTask,
+    Target,
+    echoes,
+    of_pool,
+)
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.sources import pool as make_pool
 from msplit.verify.compare import computed_in
@@ -155,6 +171,72 @@ class _Bench:
         """The most that a target has answered in the closed loop, per second."""
         closed = [runs for (one, _), (level, runs) in self.runs.items() if one == label and not level.is_open]
         return max((run.throughput for runs in closed for run in runs), default=0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class SessionTask(ProcessTask):
+    """Task of a process that answers with TensorFlow.
+
+    Attributes:
+        kind: One of `SESSIONS`.
+        model, choice: The model's file, and the graph and tensors chosen from it; a graph itself is not sent to another process.
+        feeds: The prepared requests.
+        request: Settings of the engine.
+        settings: Settings of the pool, of which `batcher` uses those that apply.
+        threads: Number of threads that call sessions.
+        config: File with further options of sessions.
+    """
+
+    kind: str
+    model: Path
+    choice: ReadOptions
+    feeds: Sequence[Arrays]
+    request: RunRequest
+    settings: PoolSettings
+    threads: int
+    config: Path | None
+
+    @property
+    def groups(self) -> int:
+        """Number of sessions, for the kinds that have several."""
+        return 4 if self.settings.groups == AUTO else int(self.settings.groups)
+
+    def start(self) -> ProcessTarget:
+        """Starts the process."""
+        label, about = SESSIONS[self.kind]
+        echo = ECHO if self.kind == "batcher" else ECHO_THREADS
+        return ProcessTarget(label, about.format(threads=self.threads, groups=self.groups), echo, label, [self])
+
+    def open(self) -> Target:
+        """Opens the session, or the pool of sessions, in this process, which runs no others: merged streams are shared by all.
+
+        Raises:
+            EngineError: TensorFlow can not run the model so.
+        """
+        label, choice = SESSIONS[self.kind][0], self.choice
+        flat = load_model(
+            self.model, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs
+        )
+        if self.kind == "batcher":
+            settings = replace(self.settings, groups=self.groups)
+            request = replace(self.request, engine=TENSORFLOW.name)
+            return of_pool(label, "", make_pool(flat, request, settings=settings), self.feeds, on_gpu=False)
+        options = TensorFlowOptions(xla=self.kind == "xla", merge_streams=self.kind == "merge", config=self.config)
+        job = Job(
+            flat=flat,
+            ids=np.zeros(len(flat), np.int32),
+            streams=1,
+            feeds=self.feeds[0],
+            tensorflow=options,
+            op_libraries=self.request.op_libraries,
+            precision=Precision(self.request.precision),
+        )
+        TENSORFLOW.prepare([job])
+        built = TENSORFLOW.build(job)
+        plain, steps, known = by_steps(built.step, self.feeds), [built.step] * self.threads, built.facts()
+        return LocalTarget(
+            label, "", plain, lambda table, watch, _: call(table, steps, self.feeds, watch), ECHO_THREADS, lambda: known
+        )
 
 
 def load(

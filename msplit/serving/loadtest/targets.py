@@ -7,25 +7,16 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
-from msplit.assignment.model import load
-from msplit.core.arguments import Precision
-from msplit.engines.base import Arrays, Job, TensorFlowOptions
+from msplit.engines.base import Arrays
 from msplit.engines.process import Process, RemoteError, serve, told
-from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
-from msplit.formats.model import ReadOptions
-from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import by_steps
 from msplit.serving.loadtest.dispatcher import Echo, Watch, call, drive, settled
 from msplit.serving.loadtest.generator import Layout, RequestTable
-from msplit.serving.pool.settings import AUTO, PoolSettings
 
 NAP = 2e-5
 """Seconds that the driving thread sleeps where other threads do the work, so that it does not keep Python's lock from them."""
@@ -129,74 +120,6 @@ class ProcessTask(ABC):
     @abstractmethod
     def open(self) -> Target:
         """Opens the target, in the process that is to answer."""
-
-
-@dataclass(frozen=True, eq=False)
-class SessionTask(ProcessTask):
-    """Task of a process that answers with TensorFlow.
-
-    Attributes:
-        kind: One of `SESSIONS`.
-        model, choice: The model's file, and the graph and tensors chosen from it; a graph itself is not sent to another process.
-        feeds: The prepared requests.
-        request: Settings of the engine.
-        settings: Settings of the pool, of which `batcher` uses those that apply.
-        threads: Number of threads that call sessions.
-        config: File with further options of sessions.
-    """
-
-    kind: str
-    model: Path
-    choice: ReadOptions
-    feeds: Sequence[Arrays]
-    request: RunRequest
-    settings: PoolSettings
-    threads: int
-    config: Path | None
-
-    @property
-    def groups(self) -> int:
-        """Number of sessions, for the kinds that have several."""
-        return 4 if self.settings.groups == AUTO else int(self.settings.groups)
-
-    def start(self) -> ProcessTarget:
-        """Starts the process."""
-        label, about = SESSIONS[self.kind]
-        echo = ECHO if self.kind == "batcher" else ECHO_THREADS
-        return ProcessTarget(label, about.format(threads=self.threads, groups=self.groups), echo, label, [self])
-
-    def open(self) -> Target:
-        """Opens the session, or the pool of sessions, in this process, which runs no others: merged streams are shared by all.
-
-        Raises:
-            EngineError: TensorFlow can not run the model so.
-        """
-        label, choice = SESSIONS[self.kind][0], self.choice
-        flat = load(
-            self.model, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs
-        )
-        if self.kind == "batcher":
-            from msplit.serving.pool.sources import pool
-
-            settings = replace(self.settings, groups=self.groups)
-            request = replace(self.request, engine=TENSORFLOW.name)
-            return of_pool(label, "", pool(flat, request, settings=settings), self.feeds, on_gpu=False)
-        options = TensorFlowOptions(xla=self.kind == "xla", merge_streams=self.kind == "merge", config=self.config)
-        job = Job(
-            flat=flat,
-            ids=np.zeros(len(flat), np.int32),
-            streams=1,
-            feeds=self.feeds[0],
-            tensorflow=options,
-            op_libraries=self.request.op_libraries,
-            precision=Precision(self.request.precision),
-        )
-        TENSORFLOW.prepare([job])
-        built = TENSORFLOW.build(job)
-        plain, steps, known = by_steps(built.step, self.feeds), [built.step] * self.threads, built.facts()
-        return LocalTarget(
-            label, "", plain, lambda table, watch, _: call(table, steps, self.feeds, watch), ECHO_THREADS, lambda: known
-        )
 
 
 class ProcessTarget:

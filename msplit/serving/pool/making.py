@@ -45,7 +45,7 @@ class Recipe:
         threads: True where a step keeps a thread busy from beginning to end.
         gpus: Number of GPUs.
         weight_bytes: Bytes on each GPU that all slots share.
-        arena_bytes: Bytes of each slot, at least, as far as known before one is made.
+        slot_bytes: Bytes of each slot, at least, as far as known before one is made.
         free_bytes: Gives the free bytes of the GPU that has the fewest; None: not known.
         reserved_bytes: Gives the bytes that this process holds on all GPUs.
         urgencies: Number of priority levels of each GPU's streams; None: not known.
@@ -64,7 +64,7 @@ class Recipe:
     threads: bool
     gpus: int = 1
     weight_bytes: int = 0
-    arena_bytes: int = 0
+    slot_bytes: int = 0
     free_bytes: Callable[[], int | None] = lambda: None
     reserved_bytes: Callable[[], int] = lambda: 0
     urgencies: int | None = None
@@ -92,7 +92,7 @@ def _whole(recipe: Recipe, settings: PoolSettings, groups: int, tell: Progress, 
         before = recipe.reserved_bytes()
         checks = _more(recipe, settings, slots, groups, tell, one_stream, upto=1)
         if taken := (recipe.reserved_bytes() - before) // recipe.gpus:
-            recipe = replace(recipe, arena_bytes=max(recipe.arena_bytes, taken))
+            recipe = replace(recipe, slot_bytes=max(recipe.slot_bytes, taken))
         _check_memory(recipe, settings, groups, made=1)
         checks += _more(recipe, settings, slots, groups, tell, one_stream)
         return _pool(recipe, settings, slots, checks)
@@ -113,7 +113,7 @@ def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int, made: int
             f"streams of this GPU have {recipe.urgencies} levels of priority, and {settings.priorities} are asked for"
         )
         raise MsplitError(what, fix=f"ask for {recipe.urgencies} or fewer")
-    each = max(recipe.arena_bytes, 1)
+    each = max(recipe.slot_bytes, 1)
     free = recipe.free_bytes()
     limits = [
         ("may be taken (max_memory)", settings.max_memory, recipe.weight_bytes),
@@ -123,9 +123,9 @@ def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int, made: int
         if limit is not None and shared + groups * each > limit:
             room = max((limit - shared) // each, 0)
             fix = f"ask for {room} groups or fewer" if room else "ask for a smaller max_batch, or for more memory"
-            arenas = f"{groups} arenas of {recipe.arena_bytes / 1e6:,.1f} MB"
+            slots = f"{groups} slots of {recipe.slot_bytes / 1e6:,.1f} MB"
             weights = f"weights of {recipe.weight_bytes / 1e6:,.1f} MB"
-            raise MsplitError(f"{arenas}, with {weights}, do not fit: {limit / 1e6:,.1f} MB {what}", fix=fix)
+            raise MsplitError(f"{slots}, with {weights}, do not fit: {limit / 1e6:,.1f} MB {what}", fix=fix)
 
 
 def _more(
@@ -141,7 +141,7 @@ def _more(
     levels."""
     checks = list[OutputCheck]()
     for number in range(len(slots), (groups if upto is None else upto) * recipe.gpus):
-        tell("making arenas", number / (groups * recipe.gpus))
+        tell("making slots", number / (groups * recipe.gpus))
         slot = recipe.slot(_level(number // recipe.gpus, groups, settings), one_stream, number % recipe.gpus)
         slots.append(slot)
         checks += recipe.verify(slot)
@@ -159,8 +159,8 @@ def _pool(recipe: Recipe, settings: PoolSettings, slots: Sequence[Slot], checks:
     facts = {
         **recipe.facts,
         "weight_bytes": recipe.weight_bytes,
-        "arena_bytes": recipe.arena_bytes,
-        "bytes": recipe.gpus * (recipe.weight_bytes + groups * recipe.arena_bytes),
+        "arena_bytes": recipe.slot_bytes,
+        "bytes": recipe.gpus * (recipe.weight_bytes + groups * recipe.slot_bytes),
         **({"gpus": recipe.gpus} if recipe.gpus > 1 else {}),
     }
     return Pool(
@@ -204,7 +204,7 @@ def _chosen(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
     most = max((rate for rate, _, _ in tried), default=0.0)
     few = [one for one in tried if one[0] * _WORTH >= most] or [(0.0, settings.priorities, False)]
     _, groups, one_stream = min(few, key=lambda one: one[1])
-    note = f"arenas were chosen by measuring: {'; '.join(trials)}"
+    note = f"slots were chosen by measuring: {'; '.join(trials)}"
     streams = {"streams": 1} if one_stream else {}
     recipe = replace(recipe, notes=(*recipe.notes, note), facts={**recipe.facts, **streams})
     return _whole(recipe, settings, groups, tell, one_stream)

@@ -46,7 +46,7 @@ class PoolSettings:
     def __post_init__(self) -> None:
         if not (isinstance(self.groups, str) and self.groups == AUTO):
             if isinstance(self.groups, str):
-                raise MsplitError(f"there are no {self.groups!r} groups", fix="give a number of arenas, or auto")
+                raise MsplitError(f"there are no {self.groups!r} groups", fix="give a number of slots, or auto")
             whole("the number of groups", self.groups, 1, MAX_GROUPS)
         batches = () if self.batches is None else listed("batches", self.batches)
         object.__setattr__(self, "batches", batches or None)

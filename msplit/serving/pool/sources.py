@@ -76,8 +76,8 @@ def recipe_of(
     else:
         made = make(flat, request, batches=batches, progress=progress)
         if not batches:  # the request settles a shape that has no rows
-            rungs = tuple(replace(one, batch=None) for one in made.manifest.rungs)
-            made = replace(made, manifest=replace(made.manifest, rungs=rungs))
+            buckets = tuple(replace(one, batch=None) for one in made.manifest.rungs)
+            made = replace(made, manifest=replace(made.manifest, rungs=buckets))
         recipe = _of_build(_in_memory(made, request.places), why, settings)
     return replace(recipe, notes=(*recipe.notes, *notes))
 
@@ -130,10 +130,10 @@ def _in_memory(made: Made, places: Sequence[str]) -> tuple[LoadedBuild, ...]:
         opened = builds.open(memory, None, options, ieee=ieee, fits=fits, steps=steps)
         steps = opened.steps
         references, restored = {}, {}
-        for rung in manifest.rungs:
-            one = made.packed[rung.program]
-            references[rung.program] = whole_reference(made.references[rung.program], rung, manifest.computed)
-            restored[rung.program] = opened.restore(one.program, one.feeds, one.host)
+        for bucket in manifest.rungs:
+            one = made.packed[bucket.program]
+            references[bucket.program] = whole_reference(made.references[bucket.program], bucket, manifest.computed)
+            restored[bucket.program] = opened.restore(one.program, one.feeds, one.host)
         found.append(LoadedBuild(manifest, references, (), opened, restored))
     return tuple(found)
 
@@ -142,29 +142,29 @@ def _of_build(every: Sequence[LoadedBuild], why: str, settings: PoolSettings) ->
     """Makes the recipe for a build that is loaded onto each device."""
     loaded = every[0]
     manifest, found = loaded.manifest, loaded.opened
-    rungs = {rung.batch or 0: rung for rung in manifest.rungs}
-    rows = manifest.rows if 0 not in rungs else None
-    largest = max(rungs)
+    buckets = {bucket.batch or 0: bucket for bucket in manifest.rungs}
+    rows = manifest.rows if 0 not in buckets else None
+    largest = max(buckets)
     # A build has the batches that it has: another largest one can not be asked for, and without independent rows nothing is joined.
     if settings.max_batch is not None and settings.max_batch not in (1, largest):
         said = f"the largest batch of the build is {largest}" if largest else "the build has one batch, of its own"
         raise MsplitError(f"max_batch is {settings.max_batch}, and {said}", fix="leave it out")
     _refuse_to_join(rows, settings, manifest.mixes)
     # Everything by batch, 0 for the one batch of a model without rows; what was restored is there once for each GPU.
-    references = {batch: loaded.references[rung.program] for batch, rung in rungs.items()}
-    restored = [{batch: one.restored[rung.program] for batch, rung in rungs.items()} for one in every]
-    shapes: dict[int, Mapping[str, Shape]] = {batch: rung.inputs for batch, rung in sorted(rungs.items())}
+    references = {batch: loaded.references[bucket.program] for batch, bucket in buckets.items()}
+    restored = [{batch: one.restored[bucket.program] for batch, bucket in buckets.items()} for one in every]
+    shapes: dict[int, Mapping[str, Shape]] = {batch: bucket.inputs for batch, bucket in sorted(buckets.items())}
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
     # Steps fly where one call starts a captured graph. Else they run in threads; on the CPU without a host part they only seem to fly.
-    flies, hosted = found.can_fly(restored[0].values()), any(one.hosted for one in restored[0].values())
-    ports = Ports(dtypes, shapes, rows, manifest.mixes, device="cuda" if flies else None)
-    polls = flies or (manifest.made_for.get("device") == "cpu" and not hosted)
+    asynchronous, hosted = found.is_asynchronous(restored[0].values()), any(one.hosted for one in restored[0].values())
+    ports = Ports(dtypes, shapes, rows, manifest.mixes, device="cuda" if asynchronous else None)
+    polls = asynchronous or (manifest.made_for.get("device") == "cpu" and not hosted)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
 
     def slot(level: int, one_stream: bool, gpu: int) -> Slot:
         opened, urgency = every[gpu].opened, settings.priorities - 1 - level
-        if flies:
-            return opened.arena(restored[gpu], entries, urgency=urgency, one_stream=one_stream)
+        if asynchronous:
+            return opened.slot(restored[gpu], entries, urgency=urgency, one_stream=one_stream)
         running = {batch: opened.run(one, alone=True, one_stream=one_stream) for batch, one in restored[gpu].items()}
         whole = StepSlot({batch: one.step for batch, one in running.items()}, ports, [*running.values()])
         return SimulatedSlot(whole) if polls else whole
@@ -180,19 +180,19 @@ def _of_build(every: Sequence[LoadedBuild], why: str, settings: PoolSettings) ->
         ports,
         slot,
         verify,
-        references[min(rungs)].feeds,
+        references[min(buckets)].feeds,
         manifest.label,
         ports.outputs(references[largest].outputs),
         tuple(dict.fromkeys([*manifest.notes, *(note for one in every for note in one.notes)])),
-        {"why": why, "streams": rungs[largest].streams, "kernels": rungs[largest].kernels},
+        {"why": why, "streams": buckets[largest].streams, "kernels": buckets[largest].kernels},
         threads=not polls,
         gpus=len(every),
         weight_bytes=found.weight_bytes,
-        arena_bytes=found.arena_bytes(restored[0].values()),
+        slot_bytes=found.slot_bytes(restored[0].values()),
         free_bytes=lambda: min([free for one in every if (free := one.opened.free_bytes()) is not None], default=None),
         reserved_bytes=lambda: sum(one.opened.reserved_bytes() for one in every),
         urgencies=min([levels for one in every if (levels := one.opened.urgencies()) is not None], default=None),
-        streams=max(rung.streams for rung in rungs.values()),
+        streams=max(bucket.streams for bucket in buckets.values()),
     )
 
 

@@ -305,7 +305,7 @@ def test_outputs_of_a_sample_verify_as_bench_verifies_them():
 def test_what_is_compiled_of_one_graph_shares_its_weights_on_the_device(monkeypatch):
     """In another precision, in a hurry or in full: a weight that no kernel wants in another way is there once, as long as it is needed."""
     from msplit.engines.cuda.ir import program as state
-    from msplit.engines.cuda.passes import specialize
+    from msplit.engines.cuda.passes import tracing
 
     put = []
 
@@ -313,7 +313,7 @@ def test_what_is_compiled_of_one_graph_shares_its_weights_on_the_device(monkeypa
         put.append(array.nbytes)
         return torch.from_numpy(np.array(array))  # on a GPU it would be no view, either
 
-    for module in (specialize, state):  # inputs, and weights
+    for module in (tracing, state):  # inputs, and weights
         monkeypatch.setattr(module, "to_torch", copied)
     flat = flatten(read(SAMPLES / "mmoe_small.pb"))
     feeds = make_inputs(flat, {}, batch=4, seed=0)

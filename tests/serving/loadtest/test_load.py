@@ -19,8 +19,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.report import document
 from msplit.report import load as report
 from msplit.run.request import RunRequest
-from msplit.serving.loadtest.run import LoadSettings, load
-from msplit.serving.loadtest.targets import SessionTask
+from msplit.serving.loadtest.run import LoadSettings, SessionTask, load
 from msplit.serving.pool import sources
 from msplit.serving.pool.settings import PoolSettings
 from tests import forked

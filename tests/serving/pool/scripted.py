@@ -1,4 +1,4 @@
-"""Arenas that do what a script says, and pools of them: what a pool does shows, and how long a step takes is known."""
+"""Slots that do what a script says, and pools of them: what a pool does shows, and how long a step takes is known."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Scripted(EngineError):
 
 @dataclass
 class Script:
-    """What arenas do, and what they saw.
+    """What slots do, and what they saw.
 
     Attributes:
         seconds: How long steps take, one after the other, again and again.
@@ -39,7 +39,7 @@ class Script:
         steps: Buckets of the steps so far.
         order: The first number of each request, as they were started.
         faults: What a pool must not do, and did.
-        closed: How many arenas were.
+        closed: How many slots were.
     """
 
     seconds: Sequence[float] = (0.0,)
@@ -52,7 +52,7 @@ class Script:
     closed: int = 0
 
 
-class ScriptedArena:
+class ScriptedSlot:
     """Computes 3 x + k of each row, and 2 k of a step, from what its inputs were at the start."""
 
     def __init__(self, script: Script, ports: Ports) -> None:
@@ -67,12 +67,12 @@ class ScriptedArena:
     @contextmanager
     def _alone(self, what: str, *, flying: bool) -> Iterator[None]:
         if not self._entered.acquire(blocking=False):
-            self._fault(f"{what} while another thread is in the arena")
+            self._fault(f"{what} while another thread is in the slot")
             yield
             return
         try:
             if self._is_closed:
-                self._fault(f"{what} of a closed arena")
+                self._fault(f"{what} of a closed slot")
             if flying != (self._number is not None) and not self._seen:
                 self._fault(f"{what} while {'nothing' if flying else 'a step'} is in flight")
             yield
@@ -163,14 +163,14 @@ def scripted(
     gpus: int = 1,
     **settings: Any,
 ) -> Pool:
-    """A pool of arenas that follow a script, dealt out to GPUs."""
+    """A pool of slots that follow a script, dealt out to GPUs."""
     of = of or ports()
     settings = {"priorities": 1, **settings}
     chosen = PoolSettings(groups=groups, **settings)
-    arenas = [(number * chosen.priorities // groups, ScriptedArena(script or Script(), of)) for number in range(groups)]
+    slots = [(number * chosen.priorities // groups, ScriptedSlot(script or Script(), of)) for number in range(groups)]
     outputs = {"y": Port("float64", (None, 2)), "twice": Port("float64", ())}
     places = [number % gpus for number in range(groups)]
-    return Pool(of, arenas, chosen, About("by script", outputs, (), (), {}), threads=threads, gpus=places)
+    return Pool(of, slots, chosen, About("by script", outputs, (), (), {}), threads=threads, gpus=places)
 
 
 def feeds(value: float, rows: int = 1, k: float = 0.0) -> dict[str, NDArray[Any]]:
@@ -194,7 +194,7 @@ SOON = 20.0
 
 @contextmanager
 def opened(script: Script | None = None, **more: Any) -> Iterator[tuple[Pool, Script]]:
-    """A pool, and the script of its arenas. In the end everything is closed once, nobody waits, and all adds up."""
+    """A pool, and the script of its slots. In the end everything is closed once, nobody waits, and all adds up."""
     script = script or Script()
     before = set(threading.enumerate())
     pool = scripted(script, **more)

@@ -247,7 +247,7 @@ def test_a_build(build: Path, models: Mapping[str, Path], gpus: tuple[int, ...])
     with msplit.pool(build, **dict(SIMULATED, devices=gpus), groups=2) as pool:
         assert pool.settings.groups == 2
         assert pool.about.facts.get("gpus", 1) == max(len(gpus), 1)
-        assert len(pool.about.checks) == 2 * 2 * max(len(gpus), 1), "both batches of all arenas are verified"
+        assert len(pool.about.checks) == 2 * 2 * max(len(gpus), 1), "both batches of all slots are verified"
         assert (pool.batches, pool.joins) == ((1, 4), True)
         answered(pool, requests, lambda one: reference.step(pool.outputs, one))
     with pytest.raises(MsplitError, match="max_batch is 8, and the largest batch of the build is 4"):
@@ -278,10 +278,10 @@ def test_outputs_stay_on_the_device_for_who_asks(build: Path, models: Mapping[st
 def test_a_build_that_was_made_with_other_versions(
     build: Path, models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from msplit.engines.cuda.stored import rung
+    from msplit.engines.cuda.stored import builds
 
     reference = Reference(models["towers"])
-    monkeypatch.setattr(rung.Builds, "made_for", {"pytorch": "1.0", "device": "cpu"})
+    monkeypatch.setattr(builds.Builds, "made_for", {"pytorch": "1.0", "device": "cpu"})
     with msplit.pool(build, groups=2) as pool:
         assert any("here 1.0" in note and "compiled anew" in note for note in pool.about.notes)
         requests = [rows_of(seed, 1 + seed % 4, 1.0) for seed in range(8)]
@@ -289,22 +289,20 @@ def test_a_build_that_was_made_with_other_versions(
 
 
 @pytest.mark.parametrize("gpus", [(), (0, 1)])
-def test_arenas_are_chosen_by_measuring(build: Path, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_are_chosen_by_measuring(build: Path, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msplit.serving.pool.making._TRIAL", 0.01)
     threads = threading.active_count()
     with msplit.pool(build, **dict(SIMULATED, devices=gpus), groups="auto") as pool:
         assert isinstance(pool.settings.groups, int)
         assert len(pool.about.checks) == 2 * pool.settings.groups * max(len(gpus), 1)
-        assert any(note.startswith("arenas were chosen by measuring: 1: ") for note in pool.about.notes)
+        assert any(note.startswith("slots were chosen by measuring: 1: ") for note in pool.about.notes)
         assert pool.stats().requests == 0
         pool.step(rows_of(0, 2, 1.0))
     assert threading.active_count() == threads
 
 
 def test_what_does_not_fit_is_refused_before_it_is_made(build: Path) -> None:
-    with pytest.raises(
-        MsplitError, match=r"3 arenas of .* MB, with weights of .* do not fit: .* may be taken"
-    ) as found:
+    with pytest.raises(MsplitError, match=r"3 slots of .* MB, with weights of .* do not fit: .* may be taken") as found:
         msplit.pool(build, groups=3, max_memory=1000)
     assert "smaller max_batch" in str(found.value)
     with pytest.raises(MsplitError, match="3 levels of priority share 2 groups, and each has one of its own"):

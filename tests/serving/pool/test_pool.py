@@ -524,7 +524,7 @@ def test_too_many_are_refused_and_may_come_again(threads: int) -> None:
         assert pool.stats().refused == 2
 
 
-def test_the_less_urgent_leave_an_arena_to_the_urgent() -> None:
+def test_the_less_urgent_leave_a_slot_to_the_urgent() -> None:
     with opened(Script(held=threading.Event()), priorities=2, groups=2) as (pool, script):
         idle = [pool.submit(feeds(number, 4), priority=1) for number in range(3)]
         assert len(script.steps) == 1

@@ -129,7 +129,7 @@ def interrupt(after: float) -> None:
 @BOTH
 @pytest.mark.parametrize("how", ["step", "result", "follow", "close"])
 def test_who_is_interrupted_leaves_all_in_order(threads: int, how: str) -> None:
-    """A step that is in flight goes on, and its arena is nobody else's before it is over."""
+    """A step that is in flight goes on, and its slot is nobody else's before it is over."""
     script = Script(held=threading.Event())
     with opened(script, threads=threads, groups=1) as (pool, _):
         other: threading.Thread | None = None

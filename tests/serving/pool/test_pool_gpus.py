@@ -16,20 +16,20 @@ from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.pool.settings import PoolSettings
 from tests.campaign import examples
-from tests.serving.pool.scripted import SOON, Script, ScriptedArena, feeds, is_right, ports, together
+from tests.serving.pool.scripted import SOON, Script, ScriptedSlot, feeds, is_right, ports, together
 
 
 @contextmanager
 def on_gpus(scripts: Sequence[Script], groups: int, *, threads: int = 0, priorities: int = 1) -> Iterator[Pool]:
-    """A pool of so many arenas on each GPU, one script for a GPU. In the end everything is closed once."""
+    """A pool of so many slots on each GPU, one script for a GPU. In the end everything is closed once."""
     of, count = ports(), len(scripts)
     places = [gpu for _ in range(groups) for gpu in range(count)]
-    arenas = [
-        (number // count * priorities // groups, ScriptedArena(scripts[gpu], of)) for number, gpu in enumerate(places)
+    slots = [
+        (number // count * priorities // groups, ScriptedSlot(scripts[gpu], of)) for number, gpu in enumerate(places)
     ]
     outputs = {"y": Port("float64", (None, 2)), "twice": Port("float64", ())}
     settings = PoolSettings(groups=groups, priorities=priorities)
-    pool = Pool(of, arenas, settings, About("by script", outputs, (), (), {}), threads=threads, gpus=places)
+    pool = Pool(of, slots, settings, About("by script", outputs, (), (), {}), threads=threads, gpus=places)
     try:
         yield pool
     finally:

@@ -261,23 +261,23 @@ def parts(draw: st.DrawFn) -> tuple[list[int], int]:
 @settings(max_examples=examples(40, 5000))
 @given(parts())
 def test_join_and_cut_are_what_they_seem(drawn: tuple[list[int], int]) -> None:
-    rows, rung = drawn
+    rows, bucket = drawn
     found = ports()
-    assert found.bucket(sum(rows)) == rung
+    assert found.bucket(sum(rows)) == bucket
     feeds = [given_rows(count, 100 * number) for number, count in enumerate(rows)]
-    joined = found.join(feeds, rung)
+    joined = found.join(feeds, bucket)
     for name, count in ENTRIES.items():
         if count:
             whole = np.concatenate([one[name] for one in feeds])
-            filled = [whole] + [feeds[0][name][:count]] * (rung - sum(rows))
+            filled = [whole] + [feeds[0][name][:count]] * (bucket - sum(rows))
             np.testing.assert_array_equal(joined[name], np.concatenate(filled))
-            assert joined[name].shape == shapes(rung)[name]
+            assert joined[name].shape == shapes(bucket)[name]
         else:
             np.testing.assert_array_equal(joined[name], feeds[0][name])
     outputs = {
         "y": joined["x"] * 2,
-        "pairs": joined["ids"].reshape(rung * 2, 1) + 1,
-        "none": np.zeros((rung, 0)),
+        "pairs": joined["ids"].reshape(bucket * 2, 1) + 1,
+        "none": np.zeros((bucket, 0)),
         "k": np.array(joined["k"]),
     }
     answers = found.cut({name: value.copy() for name, value in outputs.items()}, rows)

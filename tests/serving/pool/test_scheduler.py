@@ -250,7 +250,7 @@ def test_levels_share_steps_whatever_ran_before(before: tuple[int, ...]) -> None
         assert len(set(found)) > 1
 
 
-def test_a_level_that_comes_back_is_not_behind_for_what_its_own_arenas_did() -> None:
+def test_a_level_that_comes_back_is_not_behind_for_what_its_own_slots_did() -> None:
     queue = Queue(2, BATCHES)
     queue.put(request(key=None, level=1))
     for _ in range(500):

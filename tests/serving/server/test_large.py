@@ -46,9 +46,9 @@ def service() -> Iterator[Service]:
     rows = {1, 2}
     shapes = {count: {"x": (count, WIDTH), "k": (count, 4), "s": (count,), "u": (count, 4)} for count in sorted(rows)}
     ports = Ports(dtypes, shapes, (dict.fromkeys(dtypes, 1), {"sum": 1, "count": 1}))
-    arena = SimulatedSlot(StepSlot(dict.fromkeys(rows, step), ports))
+    slot = SimulatedSlot(StepSlot(dict.fromkeys(rows, step), ports))
     outputs = {"sum": Port("float64", (None,)), "count": Port("int64", (None,))}
-    with Pool(ports, [(0, arena)], PoolSettings(groups=1), About("wide", outputs, (), (), {})) as pool:
+    with Pool(ports, [(0, slot)], PoolSettings(groups=1), About("wide", outputs, (), (), {})) as pool:
         only = signature_of(pool, None)
         models = Models({"wide": {1: Version("wide", 1, {only.name: only})}})
         yield Service(models, Metrics(models))
@@ -265,9 +265,9 @@ def made(feeds: Any) -> Any:
 @pytest.fixture(scope="module")
 def answering() -> Iterator[Service]:
     ports = Ports({"type": np.dtype(np.int64)}, {1: {"type": (1,)}}, ({"type": 1}, {"y": 1}))
-    arena = SimulatedSlot(StepSlot({1: made}, ports))
+    slot = SimulatedSlot(StepSlot({1: made}, ports))
     about = About("large", {"y": Port("float32", (None, None))}, (), (), {})
-    with Pool(ports, [(0, arena)], PoolSettings(groups=1), about) as pool:
+    with Pool(ports, [(0, slot)], PoolSettings(groups=1), about) as pool:
         only = signature_of(pool, None)
         models = Models({"large": {1: Version("large", 1, {only.name: only})}})
         yield Service(models, Metrics(models))

@@ -55,9 +55,9 @@ def step(feeds: Any) -> Any:
 def pool() -> Pool:
     dtypes = {"x": np.dtype(np.float32)}
     ports = Ports(dtypes, {rows: {"x": (rows, WIDTH)} for rows in BATCHES}, ({"x": 1}, {"y": 1, "first": 1}))
-    arena = SimulatedSlot(StepSlot(dict.fromkeys(BATCHES, step), ports))
+    slot = SimulatedSlot(StepSlot(dict.fromkeys(BATCHES, step), ports))
     outputs = {"y": Port("float32", (None, WIDTH)), "first": Port("float32", (None,))}
-    return Pool(ports, [(0, arena)], PoolSettings(groups=1, max_queue=MOST), About("double", outputs, (), (), {}))
+    return Pool(ports, [(0, slot)], PoolSettings(groups=1, max_queue=MOST), About("double", outputs, (), (), {}))
 
 
 def say(text: str) -> None:

@@ -20,8 +20,9 @@ from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Family, Tuner, cop
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, extent, to_tf32
 from msplit.engines.cuda.kernels import matmul as kernel
+from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA, NUMBERS, activate
 from msplit.engines.cuda.kernels.matmul import Gemm, Layer
-from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, Tile, activate
+from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.files import JsonValue
 from msplit.opset.traits import EPILOGUE_STEPS
@@ -176,7 +177,7 @@ def _fastest(tuner: Tuner, work: Gemm, candidates: Mapping[str, Mapping[str, Any
         calls = {
             name: functools.partial(_run_next, itertools.cycle(works), attrs) for name, attrs in candidates.items()
         }
-        tuner.compile_ahead([call for name, call in calls.items() if TILE in candidates[name]])
+        tuner.precompile([call for name, call in calls.items() if TILE in candidates[name]])
         for name, call in calls.items():
             try:
                 times[name] = tuner.milliseconds(call, cold=True) * 1e3 / CALLS
@@ -205,7 +206,7 @@ def tiles(work: Gemm) -> list[Tile]:
     """Tiles of our own kernel that are worth trying; none where it can not do the work."""
     if not can_compile() or work.one.x.dtype not in _TILED:
         return []
-    if work.activation not in kernel.ACTIVATIONS or not all(map(_fits, work.layers())):
+    if work.activation not in NUMBERS or not all(map(_fits, work.layers())):
         return []
     members, inner, columns = work.one.weights.shape
     rows = work.one.rows.shape[1]
@@ -266,8 +267,8 @@ def by_wide_product(work: Gemm) -> Tensor:
         result = _activated(work, torch.mm(layer.x, wide))
     else:
         bias = layer.bias.expand(members, -1).reshape(-1)
-        if work.activation in ("Relu", "GeluApproximate"):
-            result = torch._addmm_activation(bias, layer.x, wide, use_gelu=work.activation == "GeluApproximate")
+        if work.activation in IN_LIBRARY:
+            result = torch._addmm_activation(bias, layer.x, wide, use_gelu=IN_LIBRARY[work.activation])
         else:
             result = _activated(work, torch.addmm(bias, layer.x, wide))
     return result.view(len(layer.x), members, columns).permute(1, 0, 2)

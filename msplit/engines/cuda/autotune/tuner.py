@@ -1,4 +1,6 @@
-"""Chooses between ways to compute the same by how long they take on the GPU, alone and side by side.
+"""The tuner: chooses between ways to compute the same by measuring, and keeps its choices in a file.
+
+Chooses between ways to compute the same by how long they take on the GPU, alone and side by side.
 
 A kernel that runs ten times in a row finds its weights in the cache and their pages in the tables of addresses. In a model it finds
 neither: of 26 convolutions of Inception-v3 one after the other on an H200, cuDNN's take 6 % longer than each in a row of its own, our own
@@ -30,7 +32,7 @@ import torch
 
 from msplit.engines.cuda.autotune.timer import CudaTimer, bytes_of
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.kernels.launch import Ahead, can_compile_ahead, compiling_ahead
+from msplit.engines.cuda.kernels.launch import Precompiler, can_precompile, precompiling
 from msplit.engines.cuda.kernels.store import kept_in
 from msplit.errors import MsplitError, WriteError
 from msplit.formats.atomic import append_bytes
@@ -207,7 +209,7 @@ class Tuner:
         self._timer = device.owned(CudaTimer)
         self._kept = device.owned(Choices)
         self._chosen: dict[str, dict[tuple[Any, ...], Any]] = {}
-        self._noted: Ahead | None = None
+        self._noted: Precompiler | None = None
         self._weights: dict[Any, float] = {}  # by family and key, of choices that are to be made
         self._reserved = 0.0
         self._measured = 0
@@ -283,7 +285,7 @@ class Tuner:
             meanwhile: Is called while that is being done.
         """
         left = max(COMPILING * SECONDS - self.spent, 0.0)
-        with torch.no_grad(), self.device.semaphores.lent(), compiling_ahead(left, meanwhile=meanwhile) as noted:
+        with torch.no_grad(), self.device.semaphores.lent(), precompiling(left, meanwhile=meanwhile) as noted:
             self._noted = noted
             try:
                 yield
@@ -293,9 +295,9 @@ class Tuner:
 
     def can_list(self) -> bool:
         """True if `listing` is possible, and wanted."""
-        return self.device.is_gpu and can_compile_ahead() and os.environ.get(OFF) != "0"
+        return self.device.is_gpu and can_precompile() and os.environ.get(OFF) != "0"
 
-    def _note(self, noted: Ahead, note: Any, calls: Callable[[], Iterable[Call]], weight: float) -> None:
+    def _note(self, noted: Precompiler, note: Any, calls: Callable[[], Iterable[Call]], weight: float) -> None:
         first = note not in noted.weights
         noted.weights[note] = noted.weights.get(note, 0.0) + weight  # once more for each op that it is for
         if not first:
@@ -324,7 +326,7 @@ class Tuner:
         """
         found: list[Ranked[T]] = []
         listed = list(candidates)
-        self.compile_ahead([call for _, call in listed])
+        self.precompile([call for _, call in listed])
         for choice, call in listed:
             try:
                 if not differ(call(), expected):
@@ -346,11 +348,11 @@ class Tuner:
         beside = (one for one in faster if self.milliseconds(one.call, LANES, cold=True) < MARGIN * loaded)
         return next((one.choice for one in beside), None)
 
-    def compile_ahead(self, calls: Sequence[Call]) -> None:
+    def precompile(self, calls: Sequence[Call]) -> None:
         """Compiles the kernels of calls that are to be timed, all at once. The calls run no kernel of ours, and give nothing."""
-        if len(calls) < 2 or not self.device.is_gpu or not can_compile_ahead():
+        if len(calls) < 2 or not self.device.is_gpu or not can_precompile():
             return
-        with torch.no_grad(), self.device.semaphores.lent(), compiling_ahead() as ahead, ahead.noting():
+        with torch.no_grad(), self.device.semaphores.lent(), precompiling() as ahead, ahead.noting():
             for call in calls:
                 with contextlib.suppress(Exception):  # what is wrong with it is told when it is timed
                     call()

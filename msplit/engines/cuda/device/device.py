@@ -1,4 +1,6 @@
-"""One object per GPU. What outlives a run is kept by it and nowhere else, so that two GPUs in one process share nothing.
+"""Devices: what lives as long as the process, by GPU, and the pools of streams and counters that it lends.
+
+One object per GPU. What outlives a run is kept by it and nowhere else, so that two GPUs in one process share nothing.
 
 Pools that a device hands out from: streams to executables, and counters to the launches of split-K kernels.
 """

@@ -1,4 +1,6 @@
-"""Control flow of TensorFlow 1 as functional ops, `If` and `While`; and what these run, known before anything runs.
+"""Loops, conds and calls as functional ops, and the ops that they run.
+
+Control flow of TensorFlow 1 as functional ops, `If` and `While`; and what these run, known before anything runs.
 
 Ops that loops, conds and calls run, known before anything runs.
 

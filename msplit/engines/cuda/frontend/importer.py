@@ -1,4 +1,6 @@
-"""From a flat graph to ops with their constants: keeps what the outputs need, evaluates what depends on constants only.
+"""Import of a flat graph: ops, constants, and the loss scale of a training in float16.
+
+From a flat graph to ops with their constants: keeps what the outputs need, evaluates what depends on constants only.
 
 Loss scaling for training in float16, whose smallest numbers gradients would fall below.
 

@@ -1,4 +1,6 @@
-"""Lists of TensorFlow 2, in which loops and their gradients keep what their turns made, and optionals, which conds keep it in.
+"""Lists, arrays and stacks that loops keep values in, as plain tensors.
+
+Lists of TensorFlow 2, in which loops and their gradients keep what their turns made, and optionals, which conds keep it in.
 
 Arrays and stacks of TensorFlow 1, in which loops and their gradients keep what their turns made, as lists.
 

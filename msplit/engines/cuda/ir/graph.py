@@ -209,7 +209,7 @@ class OpGraph:
         final: Variable -> its value when the step is over, for those that are written. Ops that write them do so in place: see `hazards`.
         initial: Variable -> its value before the first step, for those of `state`.
         stacks: Values that are several variables side by side, as they are when a step begins: with one more axis in front.
-        arenas: Variables that are to lie one behind the other in memory.
+        contiguous: Variables that are to lie one behind the other in memory.
     """
 
     ops: dict[int, Op]
@@ -227,7 +227,7 @@ class OpGraph:
     final: dict[str, Key] = field(default_factory=dict)
     initial: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     stacks: dict[Key, tuple[str, ...]] = field(default_factory=dict)
-    arenas: list[tuple[str, ...]] = field(default_factory=list)
+    contiguous: list[tuple[str, ...]] = field(default_factory=list)
     _variables: dict[Key, str] = field(default_factory=dict, repr=False)
 
     def signature(self) -> str:
@@ -411,13 +411,13 @@ class OpGraph:
         if len(set(names)) != len(names) or len({self.initial[name].dtype for name in names}) != 1:
             return False
         mine = set(names)
-        parts = [arena for arena in self.arenas if not mine.isdisjoint(arena)]
-        for arena in parts:
-            if _place_of(names, arena) is not None:
+        parts = [run for run in self.contiguous if not mine.isdisjoint(run)]
+        for run in parts:
+            if _place_of(names, run) is not None:
                 return True
-            if _place_of(arena, names) is None:
+            if _place_of(run, names) is None:
                 return False
-        self.arenas = [arena for arena in self.arenas if arena not in parts] + [names]
+        self.contiguous = [run for run in self.contiguous if run not in parts] + [names]
         return True
 
     def _circle(self) -> tuple[int, int] | None:

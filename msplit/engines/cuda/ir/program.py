@@ -1,4 +1,6 @@
-"""A compiled model: the calls of lowerings in order, their static inputs bound, ready to be planned for any number of streams.
+"""Programs: compiled models as calls in order, with the memory that stays and the buffers that calls share.
+
+A compiled model: the calls of lowerings in order, their static inputs bound, ready to be planned for any number of streams.
 
 Memory that stays on a device between steps: the variables of a training graph, what a program says of them, and constants.
 
@@ -59,14 +61,14 @@ class State:
         keys: Variable -> its value when a step begins.
         final: Variable -> its value when the step is over, for those that are written.
         stacks: Values that are several variables of one shape side by side.
-        arenas: Variables of one type that lie one behind the other in memory.
+        contiguous: Variables of one type that lie one behind the other in memory.
         initial: Variable -> its value before the first step.
     """
 
     keys: Mapping[str, Key] = field(default_factory=dict)
     final: Mapping[str, Key] = field(default_factory=dict)
     stacks: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
-    arenas: Sequence[tuple[str, ...]] = ()
+    contiguous: Sequence[tuple[str, ...]] = ()
     initial: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
@@ -87,8 +89,8 @@ class StateMemory:
         self._state = state
         # By storage: first byte's address, one behind the last, variable.
         self._memory: dict[int, list[tuple[int, int, str]]] = {}
-        placed = {name for names in state.arenas for name in names}
-        for names in (*state.arenas, *((name,) for name in state.keys if name not in placed)):
+        placed = {name for names in state.contiguous for name in names}
+        for names in (*state.contiguous, *((name,) for name in state.keys if name not in placed)):
             self._allocate([name for name in names if name in state.keys], device)
         self.load(state.initial)
 

@@ -1,4 +1,6 @@
-"""Sliding windows of convolutions and pools: what TensorFlow's attributes say, and the memory layout of the kernels.
+"""Attributes that kernels of convolutions and pools read: windows, memory layouts, and rounding to TF32.
+
+Sliding windows of convolutions and pools: what TensorFlow's attributes say, and the memory layout of the kernels.
 
 TensorFlow's padding may differ between the two ends of an axis; PyTorch's may not. `Window` holds TensorFlow's numbers per
 spatial axis, so that each kernel can choose how to bring them to PyTorch.

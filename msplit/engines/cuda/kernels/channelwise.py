@@ -22,21 +22,11 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window, extent
+from msplit.engines.cuda.kernels.activations import NO_EPILOGUE, NUMBERS, Epilogue
 from msplit.engines.cuda.kernels.conv import is_nhwc
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.mlp import Layers, shared
-from msplit.engines.cuda.kernels.tiles import (
-    LARGEST,
-    NO_EPILOGUE,
-    NUMBERS,
-    Epilogue,
-    Tiles,
-    constants_of_axes,
-    of_axes,
-    power_of_two,
-    shares,
-    vector,
-)
+from msplit.engines.cuda.kernels.tiles import LARGEST, Tiles, constants_of_axes, of_axes, power_of_two, shares, vector
 
 _CONVOLVE = Code("depthwise", "convolve_channels", specialized=False)
 _STRIPS = Code("depthwise", "convolve_strips", specialized=False)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.program import Part
-from msplit.engines.cuda.kernels.embedding_tables import Columns, Segment, Term
+from msplit.engines.cuda.kernels.embedding import Columns, Segment, Term
 from msplit.engines.cuda.kernels.tiles import Tile, Tiles
 
 _PLAIN = (bool, int, str, type(None))

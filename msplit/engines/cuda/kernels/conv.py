@@ -22,12 +22,10 @@ from torch import Tensor
 
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, extent, pixel_step
+from msplit.engines.cuda.kernels.activations import IN_CONVOLUTIONS, NO_EPILOGUE, NUMBERS, Epilogue
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
 from msplit.engines.cuda.kernels.tiles import (
     LARGEST,
-    NO_EPILOGUE,
-    NUMBERS,
-    Epilogue,
     Tiles,
     common,
     constants_of_axes,
@@ -159,8 +157,6 @@ MOST_SIBLINGS = 4
 _ALIGNED = 64
 """The results of siblings lie in one block of memory, each at a multiple of this many elements."""
 
-ACTIVATIONS = {name: NUMBERS[name] for name in ("", "Relu", "Relu6", "Sigmoid", "Swish")}
-"""Activations that may follow in the same kernel, as `fused_ops` names them, and the numbers by which the kernel knows them."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -239,7 +235,7 @@ def convolve_siblings(
         frames: The windows along height and width.
         tiles: How the work is cut.
         sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
-        epilogue: Steps behind all of them, with an activation of `ACTIVATIONS`, and a side for one convolution only. Of rounding `rounds`
+        epilogue: Steps behind all of them, with one of `IN_CONVOLUTIONS`, and a side for one convolution only. Of rounding `rounds`
             says more.
         rooms: Where the result of one of them is to lie, by its number. It `fits_in` there.
         prologue: What is done to the data first.
@@ -335,7 +331,7 @@ def convolve_siblings(
         POINT=point,
         BIAS=bias is not None,
         SIDE=side is not None,
-        ACTIVATION=ACTIVATIONS[activation],
+        ACTIVATION=IN_CONVOLUTIONS[activation],
         PRECISION=input_precision(filter, tf32=torch.backends.cudnn.allow_tf32),
         ROUNDED=rounded and scale is None and shift is None,
         SPLIT=parts > 1,

@@ -1,4 +1,6 @@
-"""Starts kernels of our own: those that were compiled before by the driver alone, others through Triton, which compiles them.
+"""Launches of our own kernels, and their compilation, many at once, before they are timed.
+
+Starts kernels of our own: those that were compiled before by the driver alone, others through Triton, which compiles them.
 
 Kernels that are going to be timed, compiled all at once before any of them is.
 """
@@ -27,22 +29,22 @@ from msplit.errors import EngineError
 MOST_WORKERS = 16
 """Threads that compile at once."""
 
-_AHEAD: ContextVar[bool] = ContextVar("compiling_ahead", default=False)
+_PRECOMPILING: ContextVar[bool] = ContextVar("precompiling", default=False)
 
 
-def is_ahead() -> bool:
-    """True inside of `Ahead.noting`."""
-    return _AHEAD.get()
+def is_precompiling() -> bool:
+    """True inside of `Precompiler.noting`."""
+    return _PRECOMPILING.get()
 
 
 def through_triton(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
-    """Function that starts a kernel of Triton's on a grid of programs and gives it as it was compiled; in `Ahead.noting` it is noted
+    """Function that starts a kernel of Triton's on a grid of programs and gives it as it was compiled; in `Precompiler.noting` it is noted
     only."""
-    return functools.partial(kernel.warmup, grid=grid) if _AHEAD.get() else kernel[grid]
+    return functools.partial(kernel.warmup, grid=grid) if _PRECOMPILING.get() else kernel[grid]
 
 
 @functools.cache
-def can_compile_ahead() -> bool:
+def can_precompile() -> bool:
     """Whether Triton knows how to, as it does from version 3.5 on."""
     return can_compile() and importlib.util.find_spec("triton.runtime._async_compile") is not None
 
@@ -68,12 +70,12 @@ class _Compilation(Future[Any]):
             self.set_exception(problem)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Result, also of a kernel that is started before `Ahead.compile`, too."""
+        """Result, also of a kernel that is started before `Precompiler.compile`, too."""
         self.begin()
         return super().result(timeout)
 
 
-class Ahead(Executor):
+class Precompiler(Executor):
     """Kernels that are noted to be compiled. Equal ones are compiled once.
 
     Attributes:
@@ -93,12 +95,12 @@ class Ahead(Executor):
     def noting(self, note: Hashable = None) -> Iterator[None]:
         """Kernels that `through_triton` would start inside are not started, and compiled later."""
         before, self._note = self._note, note
-        ahead, active = _AHEAD.set(True), self._active.set(self._mode)
+        ahead, active = _PRECOMPILING.set(True), self._active.set(self._mode)
         try:
             yield
         finally:
             self._active.reset(active)
-            _AHEAD.reset(ahead)
+            _PRECOMPILING.reset(ahead)
             self._note = before
 
     def submit(self, task: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
@@ -126,13 +128,13 @@ class Ahead(Executor):
 
 
 @contextlib.contextmanager
-def compiling_ahead(seconds: float = math.inf, *, meanwhile: Callable[[], None] | None = None) -> Iterator[Ahead]:
+def precompiling(seconds: float = math.inf, *, meanwhile: Callable[[], None] | None = None) -> Iterator[Precompiler]:
     """Block at whose end all kernels that were noted in it, to be timed, are compiled at once.
 
     Most of a compilation is done without Python's lock, and one after the other, 0.3 s each, they make a model's first start take half a
-    minute. See `can_compile_ahead`.
+    minute. See `can_precompile`.
     """
-    ahead = Ahead()
+    ahead = Precompiler()
     yield ahead
     ahead.compile(seconds, meanwhile)
 
@@ -168,7 +170,7 @@ class Code:
 def launch(code: Code, grid: tuple[int, ...]) -> Callable[..., None]:
     """Function that starts a kernel on a grid of programs, given its tensors and numbers by place and its constants by name.
 
-    Constants that are types are given as PyTorch's. In `Ahead.noting` kernels are noted only.
+    Constants that are types are given as PyTorch's. In `Precompiler.noting` kernels are noted only.
     """
     return functools.partial(_launch, code, grid)
 
@@ -187,9 +189,9 @@ def _launch(code: Code, grid: tuple[int, ...], *arguments: Any, **constants: Any
                 fix="install Triton and a C compiler, or build the model anew",
             )
         compiled = through_triton(code.function(), grid)(*arguments, **_types(constants))
-        if not is_ahead():
+        if not is_precompiling():
             store.made(key, functools.partial(_packed, compiled))
-    elif not is_ahead():
+    elif not is_precompiling():
         kernel.launch(grid, [arguments[one] for one in kernel.binary.takes])
 
 

@@ -1,4 +1,6 @@
-"""Products of alike dense layers in one kernel, bias and activation included. They run on a GPU, in `code.products`.
+"""Kernels of products: alike dense layers in one launch, and attention.
+
+Products of alike dense layers in one kernel, bias and activation included. They run on a GPU, in `code.products`.
 
 The library's batched product has no epilogue for a bias per member, and none for an activation. One kernel does them all, and the sum with
 a second product, as recurrent cells have it: there the two products, their sum and the bias of all layers are one kernel.
@@ -23,12 +25,12 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, NUMBERS
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
-from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, NUMBERS, Tile, shares
+from msplit.engines.cuda.kernels.tiles import Tile, shares
 
 _PRODUCTS = Code("products", "products")
 
-ACTIVATIONS = NUMBERS
 
 FEW_COLUMNS = 8
 """Up to so many columns a block computes one of them: tensor cores would multiply mostly zeros."""
@@ -108,7 +110,7 @@ class Gemm:
     """Products of alike layers, to which those of another layer may be added for the members from `first` on, then an activation.
 
     Attributes:
-        activation: A name in `ACTIVATIONS`; libraries know more of them.
+        activation: A name in `NUMBERS`; libraries know more of them.
         alpha: LeakyRelu's slope.
         second: A layer of the members from `first` on, or None.
         first: See `second`.
@@ -175,7 +177,7 @@ def products(work: Gemm, tile: Tile, *, tf32: bool = False, result: torch.dtype 
         out, data, one.weights, none if one.bias is None else one.bias,
         other_data, other.weights, none if other.bias is None else other.bias, none if addend is None else addend,
         partial, counters,
-        rows, columns, inner, other_data.shape[2], work.first, int(one.bias is not None), ACTIVATIONS[work.activation], int(work.rounds),
+        rows, columns, inner, other_data.shape[2], work.first, int(one.bias is not None), NUMBERS[work.activation], int(work.rounds),
         share, parts,
         *data.stride(), *one.weights.stride(), _member_stride(one.bias),
         *other_data.stride(), *other.weights.stride(), _member_stride(other.bias),

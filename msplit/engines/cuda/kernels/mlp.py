@@ -1,4 +1,6 @@
-"""A perceptron with one hidden layer of a few rows in one kernel of our own: two products with bias and activation, and in front of them
+"""Kernels of small dense layers: a perceptron with one hidden layer, and the end of a classifier.
+
+A perceptron with one hidden layer of a few rows in one kernel of our own: two products with bias and activation, and in front of them
 the mean over the pixels of an image, as squeeze-and-excitation has it. On a GPU.
 
 One behind the other, each of the three waits for the one in front to be over and for its numbers to come back from memory. Here the first
@@ -24,8 +26,9 @@ from torch import Tensor
 
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue
+from msplit.engines.cuda.kernels.activations import NUMBERS, activate
 from msplit.engines.cuda.kernels.launch import Code, launch
-from msplit.engines.cuda.kernels.tiles import LARGEST, NUMBERS, Tiles, activate, power_of_two, shares
+from msplit.engines.cuda.kernels.tiles import LARGEST, Tiles, power_of_two, shares
 
 _MLP = Code("mlp", "mlp")
 
@@ -64,7 +67,7 @@ class Layers(NamedTuple):
     Attributes:
         matrices: [channels, hidden] and [hidden, results], constant where the kernel starts early.
         biases: [hidden] and [results].
-        activations: What follows each, of `tiles.NUMBERS`.
+        activations: What follows each, of `activations.NUMBERS`.
     """
 
     matrices: tuple[Tensor, Tensor]
@@ -197,7 +200,7 @@ class Dense(NamedTuple):
     Attributes:
         weights: [channels, results], constant where the kernel starts early.
         bias: [results].
-        activation: Of `tiles.NUMBERS`.
+        activation: Of `activations.NUMBERS`.
         softmax: True if it is the softmax of the results that is wanted.
         result: Its type.
         prologue: What is done to the data first, with a factor per channel.

@@ -1,4 +1,6 @@
-"""Updates of variables by an optimizer, all that it updates alike in one kernel, and their conversion to half precision. On a GPU.
+"""Kernels of optimizers: updates of many variables, or of rows of many tables, in one launch.
+
+Updates of variables by an optimizer, all that it updates alike in one kernel, and their conversion to half precision. On a GPU.
 
 Updates are bound by how often they are launched: with PyTorch's operators Adam takes twelve kernels per variable, and a model has hundreds.
 

@@ -1,4 +1,6 @@
-"""Compiled kernels that are kept for a device, in memory and on the disk, so that a later process needs no compiler to run them.
+"""Machine code of kernels: the store that keeps it, and what loads and launches it.
+
+Compiled kernels that are kept for a device, in memory and on the disk, so that a later process needs no compiler to run them.
 
 They are found by what they were compiled from, in a folder for one kind of GPU and the versions of all that compiles. What is found there
 is machine code: the folder has the rule of `toolchain`, none that others may write to, and a build's folder likewise.

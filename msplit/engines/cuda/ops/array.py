@@ -1,4 +1,6 @@
-"""Joining, taking apart, slicing and padding tensors along axes.
+"""Ops that join, cut and pad tensors, and that move their elements.
+
+Joining, taking apart, slicing and padding tensors along axes.
 
 Moving elements to other places: transposes, repeats, reversals, blocks of space.
 """

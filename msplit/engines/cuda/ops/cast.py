@@ -1,4 +1,6 @@
-"""Changes of dtype, complex numbers and their parts, and simulated quantization.
+"""Ops that change types: casts, complex numbers, quantization.
+
+Changes of dtype, complex numbers and their parts, and simulated quantization.
 
 Floats as integers of few bits, and back: see TensorFlow's documents of QuantizeV2 for its three modes.
 """

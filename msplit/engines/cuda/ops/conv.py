@@ -1,9 +1,9 @@
-"""Convolutions.
+"""Ops with windows: convolutions and pools.
 
 A filter, always input 1, is a constant in nearly every model, and PyTorch wants its axes in another order. What `FILTERS` has for the op
 lays it out in memory, once, so that the lowering's view of it needs no copy.
 
-Pooling.
+Pools and their gradients.
 
 PyTorch's pools pad both ends of an axis alike, and may let the last window hang over the end (`ceil_mode`). That covers
 TensorFlow's SAME padding without a kernel that pads: see `_fit`.
@@ -41,10 +41,16 @@ from msplit.engines.cuda.ir.windows import (
     windows,
 )
 from msplit.engines.cuda.kernels import channelwise as kernels
-from msplit.engines.cuda.kernels import channelwise as of_channels
 from msplit.engines.cuda.kernels import conv
+from msplit.engines.cuda.kernels.activations import (
+    IN_CONVOLUTIONS,
+    LEAKY_ALPHA,
+    NO_EPILOGUE,
+    NUMBERS,
+    Epilogue,
+    activate,
+)
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, NO_EPILOGUE, NUMBERS, Epilogue, activate
 from msplit.engines.cuda.ops.shape import integers
 
 # Where padding differs between the ends of an axis: how much more work than needed is better than a kernel that pads.
@@ -186,9 +192,9 @@ def _own_kernel(
     if _is_depthwise(node):
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
         knows = epilogue.side is None and epilogue.activation in NUMBERS
-        fits = knows and of_channels.fits(data, filter, results)
-        return of_channels.convolve(data, filter, frames, tiles, epilogue) if fits else None
-    if epilogue.activation not in conv.ACTIVATIONS or not conv.fits(data, filter, frames):
+        fits = knows and kernels.fits(data, filter, results)
+        return kernels.convolve(data, filter, frames, tiles, epilogue) if fits else None
+    if epilogue.activation not in IN_CONVOLUTIONS or not conv.fits(data, filter, frames):
         return None
     room = node.room.get(0)
     room = room if room is not None and conv.fits_in(room) else None

@@ -1,4 +1,6 @@
-"""Lookups of all embedding columns of one stage, with what stands before and behind them. See `kernels.embedding_tables`.
+"""Ops of embeddings: lookups of all columns at once, and reductions over segments.
+
+Lookups of all embedding columns of one stage, with what stands before and behind them. See `kernels.embedding`.
 
 Reductions over segments: rows of a tensor that share an id.
 
@@ -18,8 +20,7 @@ from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.graph import RESULT
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.kernels.embedding_launch import fill
-from msplit.engines.cuda.kernels.embedding_tables import LOWEST, Columns, Segment, Term
+from msplit.engines.cuda.kernels.embedding import LOWEST, Columns, Segment, Term, fill
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.optimizers import segment_gradient, spreads
 from msplit.engines.cuda.ops.gather import or_zeros, take

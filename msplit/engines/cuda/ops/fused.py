@@ -42,11 +42,11 @@ from msplit.engines.cuda.ir.windows import (
 from msplit.engines.cuda.kernels import channelwise, conv
 from msplit.engines.cuda.kernels import matmul as kernels
 from msplit.engines.cuda.kernels import mlp as layers_behind
-from msplit.engines.cuda.kernels.copy import grouped_gather
+from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA, Epilogue, activate
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES
+from msplit.engines.cuda.kernels.memory import grouped_gather
 from msplit.engines.cuda.kernels.mlp import Dense, Layers, classify
-from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, Epilogue, activate
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
 from msplit.engines.cuda.ops.gather import or_zeros
 from msplit.engines.cuda.ops.linalg import product_in_tiles
@@ -63,7 +63,6 @@ CLASSIFIER_SOFTMAX = "_softmax"
 """Attribute of such a layer that is the end of a classifier: whether a softmax follows."""
 
 _BATCH_NORM_INPUTS = 4
-_LT_ACTIVATIONS = {"Relu": False, "GeluApproximate": True}
 
 
 @lowering("_FusedMatMul")
@@ -77,8 +76,8 @@ def fused_matmul(node: Node, a: Tensor, b: Tensor, *args: Tensor) -> Tensor:
     _, result = wider_type(node, a)
     if not steps or steps[0] != "BiasAdd":
         found = _follow(node, torch.mm(a, b), list(args), steps, first=False)
-    elif len(steps) == 2 and steps[1] in _LT_ACTIVATIONS and a.device.type == "cuda" and torch.version.hip is None:
-        found = torch._addmm_activation(args[0], a, b, use_gelu=_LT_ACTIVATIONS[steps[1]])
+    elif len(steps) == 2 and steps[1] in IN_LIBRARY and a.device.type == "cuda" and torch.version.hip is None:
+        found = torch._addmm_activation(args[0], a, b, use_gelu=IN_LIBRARY[steps[1]])
     else:
         found = _follow(node, torch.addmm(args[0], a, b), list(args[1:]), steps[1:], first=False)
     return for_products(node, found.to(result))

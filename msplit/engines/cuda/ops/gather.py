@@ -19,7 +19,7 @@ from torch import Tensor
 from msplit.engines.cuda.ir.dtypes import in_signed
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.kernels import copy as kernel
+from msplit.engines.cuda.kernels import memory as kernel
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.shape import axis_within, integer, integers, without_nan
 

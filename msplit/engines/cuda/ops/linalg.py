@@ -1,4 +1,6 @@
-"""Linear algebra on the last two axes: decompositions, diagonals and bands; and Fourier transforms.
+"""Ops of linear algebra: decompositions, diagonals, Fourier transforms and matrix products.
+
+Linear algebra on the last two axes: decompositions, diagonals and bands; and Fourier transforms.
 
 They are PyTorch's functions without checks: a matrix that has no inverse gives infinities, NaN or numbers without meaning where
 TensorFlow's CPU kernel stops, since looking would stop the device. Eigenvalues and singular values are not here: PyTorch has them only

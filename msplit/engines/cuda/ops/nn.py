@@ -1,4 +1,6 @@
-"""Activation functions, their gradients, softmax with its losses, bias and normalization.
+"""Ops of neural networks, and their gradients.
+
+Activation functions, their gradients, softmax with its losses, bias and normalization.
 
 Sigmoid, Tanh and their gradients are with the other functions of one number, in `elementwise`.
 
@@ -30,7 +32,7 @@ from msplit.engines.cuda.ir.windows import (
     keeps_channels_last,
     to_channels_first,
 )
-from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, activate
+from msplit.engines.cuda.kernels.activations import ACTIVATIONS, LEAKY_ALPHA, activate
 from msplit.engines.cuda.ops.conv import convolution_windows, pool_windows, spatial_sizes
 from msplit.engines.cuda.ops.image import cubic_weights, linear_weights, nearest_pixels
 from msplit.engines.cuda.ops.shape import integers
@@ -43,6 +45,8 @@ EPSILON = 9.999999747378752e-05
 
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
+_BY_THEMSELVES = ("Relu", "Sigmoid", "Tanh")  # which integers or complex numbers may be, too
+
 # Above this, softplus(x) and x are the same number in every float type.
 _SOFTPLUS_IS_LINEAR = 40.0
 
@@ -53,7 +57,7 @@ def relu(node: Node, features: Tensor) -> Tensor:
     return features if features.dtype in _UNSIGNED else torch.relu(features)
 
 
-@lowering("Relu6", "LeakyRelu", "Elu")
+@lowering("LeakyRelu", *(name for name, one in ACTIVATIONS.items() if not one.composed and name not in _BY_THEMSELVES))
 def activation(node: Node, features: Tensor) -> Tensor:
     """The features, cut off below zero and above six (Relu6); where negative times `alpha` (LeakyRelu) or ``exp(x) - 1`` (Elu)."""
     return activate(node.op, node.get("alpha", LEAKY_ALPHA))(features)
@@ -231,7 +235,7 @@ def batch_norm_with_global_normalization(
 
 @lowering("_LayerNorm", own=True)
 def layer_norm(node: Node, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
-    """Normalization of each row along the last axis, as `canonical.match_rows` finds it."""
+    """Normalization of each row along the last axis, as `canonical.composed_functions` finds it."""
     return F.layer_norm(x, (x.shape[-1],), gamma, beta, node.attrs["epsilon"])
 
 

@@ -1,4 +1,6 @@
-"""Stateless random ops: the numbers that TensorFlow gives for the same seed, see `msplit.engines.cuda.ops.random`.
+"""Ops that draw numbers and classes, by the generator that TensorFlow uses.
+
+Stateless random ops: the numbers that TensorFlow gives for the same seed, see `msplit.engines.cuda.ops.random`.
 
 Classes drawn for losses over many classes (sampled softmax, noise contrastive estimation), and true classes that are among them.
 

@@ -1,4 +1,6 @@
-"""Reductions over axes, arg-reductions, and running sums, products and log-sum-exps.
+"""Ops that reduce, scan, sort and group.
+
+Reductions over axes, arg-reductions, and running sums, products and log-sum-exps.
 
 Order and groups: the largest elements, sorted positions, partitions, stitches, distinct elements, counts.
 """

@@ -1,4 +1,6 @@
-"""Shapes as values, changes of shape that move nothing, new tensors, and ops that hand on their inputs.
+"""Ops that make and change shapes, and helpers of lowerings.
+
+Shapes as values, changes of shape that move nothing, new tensors, and ops that hand on their inputs.
 
 What is `shape_only` depends on no values, so its result is made on the CPU, whatever the input's device: it is known before anything
 runs.

@@ -1,4 +1,6 @@
-"""Assignments to variables, in place. Updates by an optimizer are in `optimizers`.
+"""Ops that change variables: whole, by rows or slices, and states of generators.
+
+Assignments to variables, in place. Updates by an optimizer are in `optimizers`.
 
 Rows and slices of a variable changed in place, and the states of random number generators.
 

@@ -25,7 +25,7 @@ from msplit.engines.cuda.ir.interpret import depends_on_values
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.passes.pipeline import Context, run_dry
-from msplit.engines.cuda.passes.specialize import Tracer
+from msplit.engines.cuda.passes.tracing import Tracer
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.opset import schema
 from msplit.shapes import Shapes
@@ -36,7 +36,7 @@ MOST_OUTPUTS = 16
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class DryRun:
     """Result of a dry build of a graph.
 
     Attributes:
@@ -50,7 +50,7 @@ class Rehearsed:
     whole: bool = True
 
 
-def rehearse(raised: Raised, partition: Partition, sizes: Shapes, most: int | None = None) -> Rehearsed:
+def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | None = None) -> DryRun:
     """Builds what of a graph runs on the device as far as that goes without one.
 
     `sizes` are the shapes of the graph as it was. Loops that are longer than `most` ops (None: than the engine takes) are not followed
@@ -69,10 +69,10 @@ def rehearse(raised: Raised, partition: Partition, sizes: Shapes, most: int | No
         given[name] = StandIn(full, sizes.dtype(*key) or "float32")
     given[STEPS] = StandIn((), "int64")
     large: dict[Key, StandIn] = {}
-    tracers: list[Rehearsal] = []
+    tracers: list[DryRunTracer] = []
 
-    def traced(graph: OpGraph) -> Rehearsal:
-        tracers.append(Rehearsal(graph, given, large))
+    def traced(graph: OpGraph) -> DryRunTracer:
+        tracers.append(DryRunTracer(graph, given, large))
         tracers[-1].most_unrolled = most
         return tracers[-1]
 
@@ -80,13 +80,13 @@ def rehearse(raised: Raised, partition: Partition, sizes: Shapes, most: int | No
         graph = build(flat, {**fed, **handed}, stand_ins=large, constants=partition.shapes)
         run_dry(graph, Context({}, torch.device("meta"), len(flat), raised.bodies, tracer=traced, stand_ins=large))
     except (EngineError, LoadError) as problem:  # a constant that can not be read: nothing was told of the rest
-        return Rehearsed((problem,))
+        return DryRun((problem,))
     refused = {(problem.what, problem.where): problem for tracer in tracers for problem in tracer.refused}
     by_values = [op for op in graph.ops.values() if tracers[-1].stops_capture(op)]
-    return Rehearsed(tuple(refused.values()), tuple(by_values), all(tracer.whole for tracer in tracers))
+    return DryRun(tuple(refused.values()), tuple(by_values), all(tracer.whole for tracer in tracers))
 
 
-class Rehearsal(Tracer):
+class DryRunTracer(Tracer):
     """A trace of shapes that goes on where the engine would stop.
 
     Attributes:

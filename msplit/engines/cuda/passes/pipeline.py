@@ -21,8 +21,8 @@ from msplit.engines.cuda.ir.graph import Key, OpGraph, StandIn
 from msplit.engines.cuda.ir.verify import Stage, fingerprint, same, snapshot, verify
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.attention.fuse_attention import ATTENTION
-from msplit.engines.cuda.passes.canonical.match_rows import fuse_layer_norm, fuse_softmax
-from msplit.engines.cuda.passes.canonical.simplify import (
+from msplit.engines.cuda.passes.canonical.composed_functions import fuse_layer_norm, fuse_softmax
+from msplit.engines.cuda.passes.canonical.rewrites import (
     eliminate_common_subexpressions,
     eliminate_identity,
     flatten_convolution,
@@ -30,11 +30,11 @@ from msplit.engines.cuda.passes.canonical.simplify import (
     fuse_epilogue,
     reassociate_bias,
 )
-from msplit.engines.cuda.passes.convolution.concat_into import SIBLING_CONVOLUTIONS, concat_in_place, writes_on
+from msplit.engines.cuda.passes.convolution.concat_into import SIBLING_CONVOLUTIONS, concat_into, writes_on
 from msplit.engines.cuda.passes.convolution.fold import fold_affine, fold_dilation, fold_padding
 from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS, SQUEEZES
 from msplit.engines.cuda.passes.convolution.fuse_prologue import CASTS, PROLOGUES
-from msplit.engines.cuda.passes.distributed.allreduce import exchange
+from msplit.engines.cuda.passes.distributed.allreduce import insert_allreduce
 from msplit.engines.cuda.passes.distributed.split import Split, own_constants, split_graph
 from msplit.engines.cuda.passes.embedding.fixed_capacity import pad_hits, pad_unique
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
@@ -44,7 +44,8 @@ from msplit.engines.cuda.passes.measured import MeasuredFusion
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.precision.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
-from msplit.engines.cuda.passes.specialize import Tracer, specialize, trace
+from msplit.engines.cuda.passes.specialize import specialize
+from msplit.engines.cuda.passes.tracing import Tracer, trace
 from msplit.engines.cuda.passes.updates import merge_updates as updates
 from msplit.progress import phase
 
@@ -136,7 +137,7 @@ def _pure(function: Callable[[OpGraph], bool]) -> Callable[[OpGraph, Context], b
 
 def _specialize(graph: OpGraph, context: Context) -> bool:
     tracer = None if context.tracer is None else context.tracer(graph)
-    specialize(graph, context.feeds, context.device, bodies=context.bodies, densify=context.simplify, tracer=tracer)
+    specialize(graph, context.feeds, context.device, bodies=context.bodies, static=context.simplify, tracer=tracer)
     return True
 
 
@@ -148,11 +149,11 @@ def _fold_partition(graph: OpGraph, context: Context) -> bool:
     return _specialize(graph, context)
 
 
-def _exchange(graph: OpGraph, context: Context) -> bool:
+def _allreduce(graph: OpGraph, context: Context) -> bool:
     """Rows that come from others make what is behind them longer."""
     if context.shards is None:
         return False
-    if exchange(graph, context.shards, context.resized):
+    if insert_allreduce(graph, context.shards, context.resized):
         tidy(graph)
         return _specialize(graph, context)
     return True
@@ -191,10 +192,10 @@ def _expect_rounded(graph: OpGraph, context: Context) -> bool:
     return context.measure and not context.nchw and takes_tf32(context.device) and expect_rounded(graph)
 
 
-def _concat_in_place(graph: OpGraph, context: Context) -> bool:
+def _concat_into(graph: OpGraph, context: Context) -> bool:
     if context.nchw or context.split is not None:
         return False
-    return concat_in_place(graph, writes_on(context.device, measure=context.measure))
+    return concat_into(graph, writes_on(context.device, measure=context.measure))
 
 
 def _pointwise_fusion(graph: OpGraph, context: Context) -> bool:
@@ -214,7 +215,7 @@ PIPELINE = (
     Pass("specialize", _specialize, option="", phase=_SPECIALIZING),
     Pass("fold_partition", _fold_partition, phase=_SPECIALIZING),
     Pass("split_row_unions", _pure(split_row_unions), phase=_SPECIALIZING),
-    Pass("exchange", _exchange, option="", phase=_SPECIALIZING),
+    Pass("insert_allreduce", _allreduce, option="", phase=_SPECIALIZING),
     Pass("eliminate_identity", _pure(eliminate_identity)),
     Pass("flatten_matmul", _pure(flatten_matmul)),  # products become matrices
     Pass("fold_dilation", _pure(fold_dilation)),
@@ -248,7 +249,7 @@ PIPELINE = (
     Pass("fuse_prologue", PROLOGUES, Stage.LAID_OUT, phase="choosing prologues"),
     Pass("fuse_mlp", MLPS, Stage.LAID_OUT, phase="choosing kernels of small layers"),
     Pass("fuse_squeeze", SQUEEZES, Stage.LAID_OUT, phase="choosing kernels of small layers"),
-    Pass("concat_in_place", _concat_in_place, Stage.LAID_OUT, phase="placing what is joined"),
+    Pass("concat_into", _concat_into, Stage.LAID_OUT, phase="placing what is joined"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),
 )
 """Up to `SPECIALIZED`, once per graph and shapes; `TYPED`, once per type of half precision; `LAID_OUT`, once per memory layout that is
@@ -263,7 +264,7 @@ def list_fusions(graph: OpGraph, device: torch.device, *, nchw: bool, group: boo
             fusion.list_choices(graph, device)
 
 
-_FIXES_SHAPES = PIPELINE[: next(number for number, one in enumerate(PIPELINE) if one.name == "exchange")]
+_FIXES_SHAPES = PIPELINE[: next(number for number, one in enumerate(PIPELINE) if one.name == "insert_allreduce")]
 """Behind these every shape is what it will be, but for rows that other processes send."""
 
 
@@ -294,7 +295,7 @@ def run_passes(graph: OpGraph, context: Context, *stages: Stage, pipeline: tuple
 
 
 def shapes_of(graph: OpGraph, context: Context) -> dict[Key, tuple[int, ...]]:
-    """Shapes of all values with the feeds of a context, by the keys that they have before `exchange`. The graph is not changed."""
+    """Shapes of all values with the feeds of a context, by the keys that they have before `insert_allreduce`. The graph is not changed."""
     copy = graph.copy()
     run_passes(copy, context, Stage.IMPORTED, Stage.SPECIALIZED, pipeline=_FIXES_SHAPES)
     return copy.shapes

@@ -1,4 +1,6 @@
-"""Times every kind of step of a lowered graph alone on the device: what `msplit profile` runs.
+"""Profile of a lowered graph on the GPU: times of steps, and records of their kernels.
+
+Times every kind of step of a lowered graph alone on the device: what `msplit profile` runs.
 
 Reads CUPTI's records of kernels: their grids, and how many of their blocks an SM holds. Read from PyTorch's profiler.
 """

@@ -23,10 +23,9 @@ from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program, StateMemory
 from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import EngineOptions, Torture
-from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.input_staging import InputStaging, Prefetch
 from msplit.engines.cuda.runtime.output_staging import CapturedGraph, GraphExec, OutputStaging
 from msplit.engines.cuda.runtime.plan_binding import CaptureMemory, give_back, lease, reach
-from msplit.engines.cuda.runtime.prefetch import Prefetch
 from msplit.engines.cuda.runtime.stream_program import EventTap, StreamProgram, Tap, poison_memory, timeline
 from msplit.errors import EngineError
 

@@ -1,4 +1,6 @@
-"""From a compiled graph and a plan to what runs.
+"""Executables of compiled graphs: captured, simulated, or with the effect of TF32 computed.
+
+From a compiled graph and a plan to what runs.
 
 Computes the effect of TF32 on a model exactly: only what products and convolutions read is rounded to it.
 """

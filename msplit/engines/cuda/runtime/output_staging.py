@@ -1,4 +1,6 @@
-"""The end of a captured step: its outputs come to pinned host memory by one kernel, which then tells the host that the step is over.
+"""Replays of captured graphs, and the way of their outputs to the host.
+
+The end of a captured step: its outputs come to pinned host memory by one kernel, which then tells the host that the step is over.
 
 The captured graphs of a program, and how to replay one with as little as possible around it.
 """
@@ -18,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import Device, check, holding, runtime
-from msplit.engines.cuda.kernels.copy import OutputCopy
 from msplit.engines.cuda.kernels.launch import can_launch
+from msplit.engines.cuda.kernels.memory import OutputCopy
 from msplit.engines.cuda.runtime.input_staging import Block
 from msplit.engines.cuda.runtime.memcpy import CAN_POLL, Memcpy
 

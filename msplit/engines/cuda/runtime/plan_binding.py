@@ -1,4 +1,6 @@
-"""Between the nodes of a flat graph and the steps of a program: ids of nodes, ties of steps, and plans that can be stored.
+"""Bonds between plans, nodes, steps and GPUs: what a plan may say, and how it is read as steps.
+
+Between the nodes of a flat graph and the steps of a program: ids of nodes, ties of steps, and plans that can be stored.
 
 Nodes are what files name and what has stream ids. Steps are what runs. A step does the work of one or several nodes, and a node may
 need several steps, so a stored plan says which node's how-manieth step comes when, and where.

@@ -1,4 +1,6 @@
-"""A plan as what each stream does, one instruction after the other: wait, run, record, free.
+"""Instructions of each stream, and the times at which a run came to them.
+
+A plan as what each stream does, one instruction after the other: wait, run, record, free.
 
 Memory is correct under concurrency by construction. PyTorch's allocator gives a freed block only to later work of the stream that
 it was allocated on. So a value is let go at the first point of its own stream at which everything that reads it, on any

@@ -1,4 +1,6 @@
-"""A compiled model with its plan as JSON, its constants apart, and back: without a trace, since all that a trace learns is in it.
+"""Files of a compiled model: its program as JSON, and its constants.
+
+A compiled model with its plan as JSON, its constants apart, and back: without a trace, since all that a trace learns is in it.
 
 The constants of several programs in one file, each block of memory once.
 """
@@ -30,7 +32,7 @@ from msplit.engines.cuda.ops.fused import KERNEL
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, observe, packed_layouts, unpacked_layouts
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Body
-from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove, untimed_plan
 from msplit.errors import EngineError

@@ -20,7 +20,7 @@ from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.windows import ROUNDED, to_tf32
-from msplit.engines.cuda.passes import pipeline, specialize
+from msplit.engines.cuda.passes import pipeline, tracing
 from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.verify.compare import compare
 from tests.engines.cuda.cases import built_sample, flat_of, job, run
@@ -297,13 +297,13 @@ def test_whatever_is_chosen_a_program_computes_the_same(measured, monkeypatch, n
     flat, feeds = sample(name, 3, **sizes)
     expected = run(flat, feeds, 2, group=True, fuse=True)
     measured[0].update(faster)
-    begin = specialize.Tracer.__init__
+    begin = tracing.Tracer.__init__
 
     def measures(self, *arguments, **options):
         begin(self, *arguments, **options)
         self.measures = True
 
-    monkeypatch.setattr(specialize.Tracer, "__init__", measures)
+    monkeypatch.setattr(tracing.Tracer, "__init__", measures)
     other, _ = sample(name, 3, **sizes)  # programs are kept per graph
     found = run(other, feeds, 2, group=True, fuse=True)
     assert compare(found, expected).passed
@@ -345,7 +345,7 @@ def test_who_computes_most_with_shared_weights_says_how_they_lie(measured, monke
         )  # the wide waves want them turned, the narrow one does not
 
     monkeypatch.setattr(Tuner, "milliseconds", milliseconds)
-    tracer = specialize.Tracer(graph, CPU, nchw=False)
+    tracer = tracing.Tracer(graph, CPU, nchw=False)
     tracer.measures = True
     tracer.feed(feeds)
     for op in graph.ops.values():
@@ -358,7 +358,7 @@ def test_who_computes_most_with_shared_weights_says_how_they_lie(measured, monke
 
 
 class Noted:
-    """Kernels that would be compiled ahead, in the place of `launch.Ahead`."""
+    """Kernels that would be compiled ahead, in the place of `launch.Precompiler`."""
 
     def __init__(self):
         self.weights = {}
@@ -409,7 +409,7 @@ def asked(measured, monkeypatch):
     """The choices that a program asks for on the CPU: those that are listed ahead, and those that are made. Products' kernels of ours win
     where "triton c" is fast; convolutions are the library's."""
     found = {True: set(), False: set()}
-    choose, begin = Tuner.choose, specialize.Tracer.__init__
+    choose, begin = Tuner.choose, tracing.Tracer.__init__
 
     @contextlib.contextmanager
     def listing(self, meanwhile=None):
@@ -429,9 +429,9 @@ def asked(measured, monkeypatch):
     monkeypatch.setattr(Tuner, "listing", listing)
     monkeypatch.setattr(Tuner, "can_list", lambda self: True)
     monkeypatch.setattr(Tuner, "choose", asking)
-    monkeypatch.setattr(specialize.Tracer, "__init__", measures)
+    monkeypatch.setattr(tracing.Tracer, "__init__", measures)
     monkeypatch.setattr(conv, "can_compile", lambda: True)
-    for module in (compile, fuse, pipeline, specialize):
+    for module in (compile, fuse, pipeline, tracing):
         monkeypatch.setattr(module, "takes_tf32", lambda device: True)
     return found
 

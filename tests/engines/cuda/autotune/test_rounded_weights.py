@@ -10,7 +10,7 @@ from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.windows import ROUNDED_WEIGHTS
 from msplit.engines.cuda.kernels.tiles import Tile
-from msplit.engines.cuda.passes.specialize import Tracer
+from msplit.engines.cuda.passes.tracing import Tracer
 from tests.engines.cuda.cases import CPU, flat_of
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 

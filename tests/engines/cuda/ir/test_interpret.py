@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import LoweringCall
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.passes.specialize import Tracer
+from msplit.engines.cuda.passes.tracing import Tracer
 
 
 @pytest.mark.parametrize(

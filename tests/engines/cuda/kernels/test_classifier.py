@@ -11,7 +11,7 @@ SCRIPT = """
 import torch
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.windows import Prologue
-from msplit.engines.cuda.kernels.tiles import activate
+from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.kernels.mlp import Dense, candidates, classify
 from msplit.engines.cuda.kernels.tiles import Tiles
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels.tiles import Epilogue
+from msplit.engines.cuda.kernels.activations import Epilogue
 
 pytestmark = pytest.mark.gpu
 

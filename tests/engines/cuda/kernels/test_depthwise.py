@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from msplit.engines.cuda.ir.windows import Window
 from msplit.engines.cuda.kernels import channelwise as depthwise
-from msplit.engines.cuda.kernels.tiles import Epilogue, activate
+from msplit.engines.cuda.kernels.activations import Epilogue, activate
 from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.kernels.tiles import Tiles
 
@@ -113,8 +113,8 @@ def test_layers_behind_it_are_the_same_in_every_replay(images, size, channels, h
     from msplit.engines.cuda.autotune import conv
     from msplit.engines.cuda.ir.windows import Window
     from msplit.engines.cuda.kernels import channelwise
+    from msplit.engines.cuda.kernels.activations import Epilogue
     from msplit.engines.cuda.kernels.mlp import Layers
-    from msplit.engines.cuda.kernels.tiles import Epilogue
 
     chance = torch.Generator("cuda").manual_seed(0)
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels.tiles import Epilogue, Tiles, shares
+from msplit.engines.cuda.kernels.activations import Epilogue
+from msplit.engines.cuda.kernels.tiles import Tiles, shares
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 

@@ -5,7 +5,7 @@ from tests.engines.cuda.interpreted import run_interpreted
 # Runs in a process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
 SCRIPT = """
 import torch
-from msplit.engines.cuda.kernels import copy as gather_kernel
+from msplit.engines.cuda.kernels import memory as gather_kernel
 
 generator = torch.Generator().manual_seed(0)
 for batch, outer, size, inner, count in [

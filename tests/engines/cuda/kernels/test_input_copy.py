@@ -9,7 +9,7 @@ import threading, time
 import numpy as np, torch
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
-from msplit.engines.cuda.kernels import copy
+from msplit.engines.cuda.kernels import memory
 from msplit.engines.cuda.runtime.input_staging import InputStaging
 
 rng = np.random.default_rng(0)
@@ -17,7 +17,7 @@ rng = np.random.default_rng(0)
 
 def made(size):
     source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
-    return source, target, copy.InputCopy(source, target)
+    return source, target, memory.InputCopy(source, target)
 
 
 def assert_ready_for_the_next(one):
@@ -35,7 +35,7 @@ for size in (256, 8192, 8192 + 256, 3 * 8192, 100_096):
         assert_ready_for_the_next(one)
 
 # Nothing comes: it gives up, says so once, and the next launch waits as long as this one did.
-copy._LOOKS = 16
+memory._LOOKS = 16
 source, target, one = made(20_480)
 for announced in (0, 8192, 20_479):
     source.fill_(announced % 251)
@@ -55,7 +55,7 @@ one.hold()  # a launch forgets what an earlier one said
 assert not one.gave_up()
 
 # Launched first, it copies what comes later.
-copy._LOOKS = 10**9
+memory._LOOKS = 10**9
 source, target, one = made(70_144)
 for step in range(3):
     source.fill_(200)  # never announced, never copied
@@ -78,7 +78,7 @@ for step in range(3):
 values = {f"ids_{n}": rng.integers(0, 99, (3, n)) for n in range(5)}
 values |= {"picture": rng.standard_normal((1, 180, 181)).astype(np.float32), "flags": rng.integers(0, 2, 9).astype(bool)}
 found = InputStaging({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(torch.device("cpu")))
-found.input_copy = copy.InputCopy(found.block.host, found.memory)
+found.input_copy = memory.InputCopy(found.block.host, found.memory)
 for step in range(5):
     values = {name: np.roll(value, step) for name, value in values.items()}
     kernel = threading.Thread(target=found.rest_to_device)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.windows import to_tf32
-from msplit.engines.cuda.kernels.tiles import activate
+from msplit.engines.cuda.kernels.activations import activate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 
@@ -223,7 +223,7 @@ def test_tf32_only_where_it_is_allowed():
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_lookups_in_tables_of_unequal_length_give_zeros_outside_of_their_own_table(dtype, index):
     kernel()
-    from msplit.engines.cuda.kernels.copy import grouped_gather
+    from msplit.engines.cuda.kernels.memory import grouped_gather
 
     lengths = [3, 1, 40]
     tables = [(normal(length, 5) * 10).to(dtype) for length in lengths]

@@ -11,7 +11,7 @@ SCRIPT = """
 import torch
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels import mlp
-from msplit.engines.cuda.kernels.tiles import activate
+from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.kernels.tiles import Tiles
 
 generator = torch.Generator().manual_seed(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels.tiles import Epilogue
+from msplit.engines.cuda.kernels.activations import Epilogue
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 

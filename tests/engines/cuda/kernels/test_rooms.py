@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels.tiles import Epilogue
+from msplit.engines.cuda.kernels.activations import Epilogue
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 
@@ -97,7 +97,7 @@ def test_a_pool(mean):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_activations(name, dtype):
     from msplit.engines.cuda.kernels import conv
-    from msplit.engines.cuda.kernels.tiles import activate
+    from msplit.engines.cuda.kernels.activations import activate
 
     data, filter, bias = normal(2, 5, 4, 16, dtype=dtype), normal(3, 3, 16, 8, dtype=dtype), normal(8, dtype=dtype)
     plain = conv.convolve(data, filter, FRAMES, TILES, Epilogue(bias))

@@ -6,7 +6,7 @@ import torch
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.node import Unsupported
-from msplit.engines.cuda.kernels.tiles import activate
+from msplit.engines.cuda.kernels.activations import activate
 
 from .harness import BOTH, FLOATS, check, check_both_formats, run_lowering, run_tensorflow, values
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.node import Unsupported
-from msplit.engines.cuda.kernels.tiles import activate
+from msplit.engines.cuda.kernels.activations import activate
 
 from .harness import FLOATS, check, check_both_formats, run_lowering, run_tensorflow, values
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from msplit.engines.cuda.compile import optimize
-from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.engines.cuda.runtime.executables import SimulatedExecutable, plan_for
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.verify.compare import compare

@@ -134,7 +134,7 @@ def test_nothing_large_is_read_and_nothing_is_computed(monkeypatch):
     evaluated = []
     real = importer.evaluate
     monkeypatch.setattr(
-        "msplit.engines.cuda.passes.specialize.evaluate",
+        "msplit.engines.cuda.passes.tracing.evaluate",
         lambda op, inputs: evaluated.append(inputs) or real(op, inputs),
     )
     assert cover(graph_of(graph, outputs=["out"])).reasons == []

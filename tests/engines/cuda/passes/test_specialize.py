@@ -9,8 +9,9 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir import program as module
 from msplit.engines.cuda.ir.program import Placed
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.passes import specialize as module_of_traces
-from msplit.engines.cuda.passes.specialize import specialize, trace
+from msplit.engines.cuda.passes import tracing as module_of_traces
+from msplit.engines.cuda.passes.specialize import specialize
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.errors import EngineError
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, program_of, run
 

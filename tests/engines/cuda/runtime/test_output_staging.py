@@ -12,7 +12,7 @@ SCRIPT = """
 import os, subprocess, sys, threading, time
 import numpy as np, torch
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels import copy as copy_kernel
+from msplit.engines.cuda.kernels import memory as copy_kernel
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.runtime import output_staging
 

@@ -18,7 +18,7 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.device.ranks import Ranks
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import to_torch
-from msplit.engines.cuda.runtime import executable, input_staging, prefetch
+from msplit.engines.cuda.runtime import executable, input_staging
 from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.input_staging import InputStaging
 from msplit.engines.cuda.runtime.output_staging import CapturedGraph
@@ -106,7 +106,7 @@ def made_on(gpu):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(input_staging, "_AHEAD_BYTES", 1 << 10)
         patch.setattr(input_staging, "_PREFETCHED_BYTES", 1 << 10)
-        for module in (input_staging, prefetch):
+        for module in (input_staging,):
             patch.setattr(module, "AsyncCopy", gpu.copier())
         patch.setattr(torch.cuda, "current_stream", lambda *place: gpu.stream(CALLER))
         patch.setattr(torch.cuda, "Event", gpu.event)

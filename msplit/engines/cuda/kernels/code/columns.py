@@ -8,7 +8,7 @@ One launch, in which programs do one of three things, told apart by their number
   tile are loaded at once and then all their rows: such a column takes the latency of one chain of four or five loads, where a loop over
   the ids would take as many chains. Columns of two shapes can have tiles of two shapes.
 
-All that differs from column to column comes from tables in device memory (`embedding_tables` makes them), so that one compiled kernel
+All that differs from column to column comes from tables in device memory (`embedding` makes them), so that one compiled kernel
 serves any mixture of columns. Lookup tables are found by their addresses; ids and copied rows lie in at most two blocks of memory, and are
 found by their distance from the block's start, which is the same in every run while the block itself need not be.
 """
@@ -249,7 +249,7 @@ def fill_columns(  # type: ignore[no-untyped-def]
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """See the module and `embedding_tables.Tables`, whose fields the arguments are.
+    """See the module and `embedding.Tables`, whose fields the arguments are.
 
     The first programs do tiles of the first shape (ROWS is 0 where there are none), the second ones those of the second, and the rest
     plain columns (BLOCK is 0 where there are none). ELEMENT, BYTES: of what is read, and summed in the type SUM.

@@ -29,7 +29,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msplit.engines.cuda.kernels.code.tensor_cores import LINE, fetch, for_products, go_on, lifted, rounded
+from msplit.engines.cuda.kernels.code.epilogue import activate_known, for_products
+from msplit.engines.cuda.kernels.code.tensor_cores import LINE, fetch, go_on, lifted, rounded
 
 _FETCHED = tl.constexpr(8)
 """Tiles of summands whose filter is fetched ahead: the rest is loaded while these are added up."""
@@ -70,20 +71,6 @@ def _prepared(  # type: ignore[no-untyped-def]
     ):  # else nothing is padded, and what is made of pixels or channels that there are not is used for no result
         value = tl.where(inside, value, 0.0)
     return value.to(a.dtype)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _activated(total, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The activation by its number in `tiles.NUMBERS`."""
-    if ACTIVATION == 1 or ACTIVATION == 2:
-        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    if ACTIVATION == 2:
-        total = tl.minimum(total, 6.0, propagate_nan=tl.PropagateNan.ALL)
-    if ACTIVATION == 3:
-        total = 1 / (1 + tl.exp(-total))
-    if ACTIVATION == 7:
-        total *= 1 / (1 + tl.exp(-total))
-    return total
 
 
 @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
@@ -285,7 +272,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     exists = there[:, None] & wanted[None, :]
     if SIDE:
         total += tl.load(side + pixel[:, None] * results + result[None, :], mask=exists, other=0).to(tl.float32)
-    total = for_products(_activated(total, ACTIVATION).to(out.dtype.element_ty), (rounds >> number_of_sibling) & 1)
+    total = for_products(activate_known(total, ACTIVATION).to(out.dtype.element_ty), (rounds >> number_of_sibling) & 1)
     if ROOM:
         mine = number_of_sibling == in_room
         tl.store(room + pixel[:, None] * (step_room * OUT) + result[None, :], total, mask=exists & mine)
@@ -364,5 +351,5 @@ def convolve_few_channels(  # type: ignore[no-untyped-def]
     exists = there[:, None] & wanted[None, :]
     if SIDE:
         total += tl.load(side + pixel[:, None] * results + result[None, :], mask=exists, other=0).to(tl.float32)
-    total = for_products(_activated(total, ACTIVATION).to(out.dtype.element_ty), rounds)
+    total = for_products(activate_known(total, ACTIVATION).to(out.dtype.element_ty), rounds)
     tl.store(out + pixel[:, None] * step_out + result[None, :], total, mask=exists)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from msplit.engines.cuda.kernels.code.epilogue import activate, for_products
 from msplit.engines.cuda.kernels.code.mlp import COUNTS, finish, hand_in, matrix
-from msplit.engines.cuda.kernels.code.products import _activate
-from msplit.engines.cuda.kernels.code.tensor_cores import LINE, fetch, for_products, go_on
+from msplit.engines.cuda.kernels.code.tensor_cores import LINE, fetch, go_on
 
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "height width channels rows columns before_h before_w dilation_h dilation_w step_n step_h step_w filter_tap filter_c rounds"
@@ -90,7 +90,7 @@ def convolve_strips(  # type: ignore[no-untyped-def]
         total = totals[number]
         if BIAS:
             total += tl.load(bias + channel, mask=wanted, other=0).to(tl.float32)[None, :]
-        stored = for_products(_activate(total, ACTIVATION).to(out.dtype.element_ty), rounds)
+        stored = for_products(activate(total, ACTIVATION).to(out.dtype.element_ty), rounds)
         place = ((line * columns + column + number) * channels * VECTOR)[:, None] + channel[None, :]
         tl.store(out + place, stored, mask=(there & (column + number < columns))[:, None] & wanted[None, :])
 
@@ -196,4 +196,4 @@ def _convolved(  # type: ignore[no-untyped-def]
             total += seen[number].to(tl.float32) * factors[number].to(tl.float32)[None, :]
     if BIAS:
         total += tl.load(bias + channel, mask=wanted, other=0).to(tl.float32)[None, :]
-    return _activate(total, ACTIVATION)
+    return activate(total, ACTIVATION)

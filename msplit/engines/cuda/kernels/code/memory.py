@@ -1,11 +1,11 @@
-"""Kernels that move data and compute little: gathers and copies (`kernels.copy`), pooling (`kernels.channelwise`)."""
+"""Kernels that move data and compute little: gathers and copies (`kernels.memory`), pooling (`kernels.channelwise`)."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from msplit.engines.cuda.kernels.code.tensor_cores import for_products
+from msplit.engines.cuda.kernels.code.epilogue import for_products
 
 
 @triton.jit  # type: ignore[untyped-decorator]

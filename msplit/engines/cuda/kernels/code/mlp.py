@@ -1,4 +1,6 @@
-"""The kernel of `kernels.mlp`: the mean of an image, if there is one, and two dense layers behind it.
+"""Kernels of small dense layers behind the mean of an image.
+
+The kernel of `kernels.mlp`: the mean of an image, if there is one, and two dense layers behind it.
 
 The kernel of `kernels.mlp`: the mean of an image, if there is one, a dense layer of it, and a softmax, if there is one.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msplit.engines.cuda.kernels.code.products import _activate
+from msplit.engines.cuda.kernels.code.epilogue import activate
 from msplit.engines.cuda.kernels.code.tensor_cores import LINE, fetch, go_on
 
 COUNTS = ["pixels", "share", "hidden", "results", "parts", "activation1", "activation2"]
@@ -131,8 +133,8 @@ def finish(  # type: ignore[no-untyped-def]
         place = partial + (row * parts + part)[:, None] * HIDDEN + unit[None, :]
         sums += tl.load(place, mask=(part < parts)[:, None], other=0.0, cache_modifier=".cg")
         start += PARTS
-    inner = _activate(tl.sum(sums, 0) + shift1, activation1)
-    found = _activate(tl.sum(inner[:, None] * factors, 0) + shift2, activation2)
+    inner = activate(tl.sum(sums, 0) + shift1, activation1)
+    found = activate(tl.sum(inner[:, None] * factors, 0) + shift2, activation2)
     tl.store(out + row * results + result, found.to(out.dtype.element_ty), mask=result < results)
 
 
@@ -218,7 +220,7 @@ def _layer(  # type: ignore[no-untyped-def]
                 mean = _numbers(data, of_row, start, channels, pieces, step_c, MEAN, SUMMANDS)
                 sums += tl.sum(mean[:, None] * more, 0)
                 start += SUMMANDS
-        found = _activate(sums + shift, activation)
+        found = activate(sums + shift, activation)
         if SOFTMAX:
             tl.store(logits + row * results + result, found, mask=wanted)
         else:

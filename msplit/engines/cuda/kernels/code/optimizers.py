@@ -1,7 +1,5 @@
-"""Kernels that update variables by an optimizer and convert them (`kernels.optimizers`), by the formulas of `optimizer_formulas`.
-
-The kernels that update rows of variables and find distinct ids (`kernels.optimizers`).
-"""
+"""Kernels of optimizers (`kernels.optimizers`), by the formulas of `optimizer_formulas`: whole variables, and conversions of them; rows of
+variables, and the distinct ids among those that a gradient names."""
 
 from __future__ import annotations
 

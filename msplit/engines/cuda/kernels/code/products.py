@@ -1,35 +1,15 @@
-"""The kernels of `kernels.matmul`: products of alike dense layers, bias and activation included.
+"""Kernels of products: alike dense layers, and attention.
 
-The kernel of `kernels.matmul`.
+The kernels of `kernels.matmul`: products of alike dense layers, bias and activation included.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
-from msplit.engines.cuda.kernels.code.tensor_cores import for_products, lifted, rounded
-
-
-@triton.jit
-def _activate(value, activation):  # type: ignore[no-untyped-def]
-    # The number is not known when the kernel is compiled: one kernel for all. A comparison with NaN is false: NaN stays.
-    if activation == 1:
-        value = tl.where(value < 0, 0.0, value)
-    elif activation == 2:
-        value = tl.where(value < 0, 0.0, tl.where(value > 6, 6.0, value))
-    elif activation == 3:
-        value = 1.0 / (1.0 + tl.exp(-value))
-    elif activation == 4:
-        value = libdevice.tanh(value)
-    elif activation == 5:  # x (1 + tanh u) / 2 = x / (1 + exp(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3)
-        value = value / (1.0 + tl.exp(-1.5957691216057308 * (value + 0.044715 * value * value * value)))
-    elif activation == 6:
-        value = value * 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
-    elif activation == 7:
-        value = value / (1.0 + tl.exp(-value))
-    return value
+from msplit.engines.cuda.kernels.code.epilogue import activate, for_products
+from msplit.engines.cuda.kernels.code.tensor_cores import lifted, rounded
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -184,7 +164,7 @@ def products(  # type: ignore[no-untyped-def]
             if ADDEND:
                 place = addend + member * a_member + rows[:, None] * a_row + columns[None, :]
                 total += tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    total = for_products(_activate(total, activation), rounds)
+    total = for_products(activate(total, activation), rounds)
     target = out + member * o_member + rows[:, None].to(tl.int64) * o_row + columns[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=inside & (rows < there)[:, None])
 

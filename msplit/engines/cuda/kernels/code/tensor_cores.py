@@ -42,16 +42,6 @@ def lifted(value, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     return value
 
 
-@triton.jit
-def for_products(value, rounds):  # type: ignore[no-untyped-def]
-    """Results as they are stored: float32 rounded to TF32 where a number says that only products read them, others as they are."""
-    if value.dtype == tl.float32:
-        finite = tl.abs(value) < float("inf")
-        bits = (value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
-        value = tl.where(finite & (rounds != 0), bits.to(tl.float32, bitcast=True), value)
-    return value
-
-
 LINE = tl.constexpr(128)
 """Bytes that are fetched at once."""
 

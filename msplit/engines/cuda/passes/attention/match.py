@@ -1,4 +1,6 @@
-"""Finds attention: a product, what happens to its scores, a softmax, and the product of its weights with the values.
+"""Search for attention in a graph, and for the axes that its values share.
+
+Finds attention: a product, what happens to its scores, a softmax, and the product of its weights with the values.
 
 The way goes forward from the first product, as long as one op alone reads what the one before made. In front of the softmax scores may be
 scaled by numbers, get something added (a mask, a bias of positions), and be replaced by one number where a condition says so; on the

@@ -1,4 +1,6 @@
-"""Parts of a Concat are written where they belong.
+"""Fusions of convolutions that share their result or their data: written into a Concat's memory, or siblings as one step.
+
+Parts of a Concat are written where they belong.
 
 A convolution or a pool whose result a Concat reads writes it into that one's memory (a buffer: see `ir.program`), and the Concat becomes a
 view. A Concat whose result is a part of another's lies in the same buffer: DenseNet, where each layer joins all before it with one new
@@ -257,7 +259,7 @@ class _Layout:
         return {*(op.node for op, _, _ in self.joined), *(number for number, _ in self.made)}
 
 
-def concat_in_place(graph: OpGraph, writes: Writes) -> bool:
+def concat_into(graph: OpGraph, writes: Writes) -> bool:
     """Turns Concats into views of buffers that their parts are written into, where that saves kernels."""
     axes = {op.node: axis for op in graph.ops.values() if (axis := _axis(graph, op)) is not None}
     if not axes:
@@ -371,10 +373,10 @@ def _write(graph: OpGraph, layout: _Layout, anchor: Key) -> None:
 
 
 def writes_on(device: torch.device, *, measure: bool) -> Writes:
-    """Decides for `concat_in_place`, for data that lie as NHWC: where a convolution runs in our own kernel, which `autotune.conv`
+    """Decides for `concat_into`, for data that lie as NHWC: where a convolution runs in our own kernel, which `autotune.conv`
     measures, it writes anywhere, as our pools do. A library's result would be copied."""
 
-    given = given_decision(concat_in_place)
+    given = given_decision(concat_into)
 
     def writes(graph: OpGraph, op: Op) -> bool:
         if given is not None:

@@ -1,4 +1,6 @@
-"""Two dense layers of a few rows are one kernel, and the mean over an image in front of them is in it. So is the end of a classifier: such
+"""Fusions of small dense layers: with each other, with the mean of an image, with a depthwise convolution.
+
+Two dense layers of a few rows are one kernel, and the mean over an image in front of them is in it. So is the end of a classifier: such
 a mean, one dense layer, and the softmax behind it.
 
 Squeeze-and-excitation (Hu et al., CVPR 2018) is three launches otherwise, which all wait for each other and have next to nothing to do. So
@@ -23,11 +25,12 @@ from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_torch
 from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.windows import PROLOGUE, TILES
 from msplit.engines.cuda.kernels import mlp
-from msplit.engines.cuda.kernels.tiles import NUMBERS, Tiles, activate
+from msplit.engines.cuda.kernels.activations import NUMBERS, activate
+from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.fused import CLASSIFIER, CLASSIFIER_SOFTMAX, MLP, MLP_ACTIVATIONS, MLP_BIASED, SQUEEZE
-from msplit.engines.cuda.passes.canonical.simplify import activation_behind, reshapes_behind
+from msplit.engines.cuda.passes.canonical.rewrites import activation_behind, reshapes_behind
 from msplit.engines.cuda.passes.convolution.fuse_prologue import InFront, in_front
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
 from msplit.engines.cuda.passes.pattern import Readers, become_reshape, bias_and_activation, channels_last

@@ -1,4 +1,6 @@
-"""A scale, a shift and a ReLU in front of a convolution ride on its load (a prologue).
+"""Fusions of what stands in front of a convolution: scale, shift and ReLU, or a conversion.
+
+A scale, a shift and a ReLU in front of a convolution ride on its load (a prologue).
 
 What stands behind a convolution is folded into it (`fold_affine`, `fuse_epilogue`). Where a Concat or a sum lies between, a normalization
 can not go back: DenseNet and ResNet-v2 normalize in front of each convolution (He et al., "Identity Mappings in Deep Residual Networks",

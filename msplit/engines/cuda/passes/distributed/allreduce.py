@@ -1,4 +1,6 @@
-"""Exchange between processes that train together: the graph of a whole batch, of which each has some rows.
+"""Collectives of processes that train together: which values they exchange, and in which messages.
+
+Exchange between processes that train together: the graph of a whole batch, of which each has some rows.
 
 All of them run the same ops on the same variables, and each on rows of its own. So a value is the *same* everywhere (variables, and what
 is made of them alone), *local* (rows, and what is made of them), or a *part*: the whole batch's is the mean of those of all, as with
@@ -275,8 +277,8 @@ class _Walk:
         return self.kind(indices) is Kind.LOCAL and self.graph.shape(gradient) != ()
 
 
-def exchange(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple[int, ...]] | None) -> bool:
-    """Puts in what has to be exchanged. Whether rows are gathered, so that some shapes are others afterwards.
+def insert_allreduce(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple[int, ...]] | None) -> bool:
+    """Inserts the collectives that processes need. True if rows are gathered, so that some shapes are others afterwards.
 
     Args:
         graph: Specialized, for the rows of one process.

@@ -1,7 +1,7 @@
 """All lookups of one stage as one op, with what feeds only them in front and the concatenation behind.
 
 A stage is what can run at once: lookups with equally many lookups on the way to them, so that none depends on another. Each becomes a
-segment of an output (`embedding_tables`). Then ops are visited in topological order: a reshape keeps the segment, a sum or mean over
+segment of an output (`embedding`). Then ops are visited in topological order: a reshape keeps the segment, a sum or mean over
 the ids of a row makes its combiner, a Concat, Pack or AddN lays segments side by side or makes one of them, and takes along what else
 it reads as copied rows. What is still read by others in the end are the outputs of one `_Columns` op per stage.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, gpus_of
-from msplit.engines.cuda.kernels.embedding_tables import Columns, Segment, Term
+from msplit.engines.cuda.kernels.embedding import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.intervals import Chain
 from msplit.engines.cuda.passes.pattern import FLOATS, constant_slot, takes_rows, viewed
 from msplit.opset.traits import ADD, GATHERS, RESHAPES, ops_with, traits

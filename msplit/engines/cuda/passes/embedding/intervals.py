@@ -1,4 +1,6 @@
-"""Bounds of integers and truth values, whatever is fed: an abstract interpretation with intervals.
+"""Bounds of integers, and chains of ops in front of a lookup that they are proved of.
+
+Bounds of integers and truth values, whatever is fed: an abstract interpretation with intervals.
 
 An interval is a pair ``(low, high)``, both ends included; truth values are 0 and 1. None says nothing. Every rule is sound for every
 input of its op: where an op could wrap around its type's limits, the caller drops the interval (`within`).
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.kernels.embedding_tables import HIGHEST, LOWEST, Term
+from msplit.engines.cuda.kernels.embedding import HIGHEST, LOWEST, Term
 from msplit.engines.cuda.passes.pattern import constant_slot
 from msplit.opset.traits import ADD, GATHERS, RESHAPES, SELECT, ops_with
 

@@ -1,4 +1,6 @@
-"""Rows that a condition keeps, as all rows and the condition.
+"""Rows that a mask keeps in place of rows that are cut out: filters, and defaults of empty rows.
+
+Rows that a condition keeps, as all rows and the condition.
 
 `Where(x != -1)` gives as many rows as there are ids, and so do the ops behind it. Their shapes depend on values, but what they hold
 is known all the same: some dense tensor's rows, of which a mask says which are there, in order. This module follows such values from
@@ -19,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, known, require
-from msplit.engines.cuda.kernels.embedding_tables import Columns, Segment, Term
+from msplit.engines.cuda.kernels.embedding import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding import masked_sums
 from msplit.engines.cuda.passes.embedding.proof import (
     Absent,

@@ -1,4 +1,6 @@
-"""Sums and numbers of rows that a mask keeps, over all rows and the mask.
+"""Sums, numbers and shapes of rows that a mask keeps.
+
+Sums and numbers of rows that a mask keeps, over all rows and the mask.
 
 Sums of rows that a mask keeps, by segment or by place, in which those that are not there are zeros.
 

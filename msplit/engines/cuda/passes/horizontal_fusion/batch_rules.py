@@ -1,4 +1,6 @@
-"""Rules of ops that can be done for several members at once: each gets one more axis in front, the members.
+"""Rules by which ops of several branches are one op, and signatures of ops that are alike.
+
+Rules of ops that can be done for several members at once: each gets one more axis in front, the members.
 
 Signatures of ops that are alike: the same op, attributes, shapes and types. Names and the values of weights do not count.
 """

@@ -1,4 +1,6 @@
-"""Choice of ops that are merged: agenda-based batching.
+"""Merging of alike ops of several branches, and of where the branches join.
+
+Choice of ops that are merged: agenda-based batching.
 
 Ops are visited in an order in which each comes after what it reads, the ones with the most kernels behind them first. Among those that are
 ready at the same time, alike ones are candidates for a merge (Neubig, Goldberg, Dyer: On-the-fly Operation Batching in Dynamic

@@ -1,4 +1,6 @@
-"""Constants of merged ops, stacked once. No large one is held twice.
+"""Weights of merged ops, and steps that merged products take along.
+
+Constants of merged ops, stacked once. No large one is held twice.
 
 Groups that use different parts of the same weights (every wavefront of an unrolled network reads those of the layers that
 it is in) share one stack and read neighbouring positions of it.

@@ -1,4 +1,6 @@
-"""The whole way from a graph with shapes to one with fused groups.
+"""Fusion of chains of small ops: from groups in the graph to kernels by PyTorch's compiler.
+
+The whole way from a graph with shapes to one with fused groups.
 
 Groups as kernels, by PyTorch's compiler (Inductor; on a GPU it writes Triton).
 
@@ -312,7 +314,7 @@ def _has(config: Any, name: str) -> bool:
 
 
 Trace = Callable[..., object]
-"""`specialize.trace`, which runs a graph once and tells of each step."""
+"""`tracing.trace`, which runs a graph once and tells of each step."""
 
 
 @dataclass

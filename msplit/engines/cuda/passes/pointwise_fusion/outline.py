@@ -1,4 +1,6 @@
-"""From a group of ops to one op: what it reads, what it gives, what it computes.
+"""Groups as ops: what they read and give, and the function that computes them.
+
+From a group of ops to one op: what it reads, what it gives, what it computes.
 
 Bodies of groups: the lowerings of their ops, one after the other, as one function of the values they read.
 """

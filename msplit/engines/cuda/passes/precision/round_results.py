@@ -26,8 +26,8 @@ from msplit.engines.cuda.autotune.batched_matmul import TILE
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.program import BUFFER, JOINED
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, TILES
+from msplit.engines.cuda.kernels.activations import IN_CONVOLUTIONS
 from msplit.engines.cuda.kernels.channelwise import WIDEST
-from msplit.engines.cuda.kernels.conv import ACTIVATIONS
 from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES as ATTENTION_TILES
 from msplit.engines.cuda.kernels.matmul import FEW_COLUMNS
 from msplit.engines.cuda.ops.conv import FILTERS
@@ -54,7 +54,7 @@ _TRANSPARENT = _HAND_ON | _MEANS
 _CONVOLUTIONS = frozenset(op for op in FILTERS if "conv2d" in op.lower() and "Backprop" not in op) - {SQUEEZE}
 """Those whose kernels of ours round. What squeeze-and-excitation is part of goes on to be multiplied by factors, not to a product."""
 
-_STEPS = EPILOGUE_STEPS - ops_with("old batch norm") | ACTIVATIONS.keys()
+_STEPS = EPILOGUE_STEPS - ops_with("old batch norm") | IN_CONVOLUTIONS.keys()
 """Steps that may follow a convolution in our own kernel."""
 
 

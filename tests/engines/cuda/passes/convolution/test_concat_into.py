@@ -15,7 +15,7 @@ from msplit.engines.cuda.ir.program import BUFFER, INTO, JOINED
 from msplit.engines.cuda.passes.convolution.concat_into import SIBLING_CONVOLUTIONS
 from msplit.engines.cuda.passes.measured import deciding
 from msplit.engines.cuda.passes.pattern import Dominators
-from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.engines.cuda.runtime.executables import executable_of, plan_for, prove
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored.program import Weights, pack, unpack

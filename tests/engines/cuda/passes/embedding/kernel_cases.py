@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from msplit.engines.cuda.ir.node import Node
-from msplit.engines.cuda.kernels import embedding_tables
-from msplit.engines.cuda.kernels.embedding_launch import fill
-from msplit.engines.cuda.kernels.embedding_tables import HIGHEST, LOWEST, Columns, Segment, Term
+from msplit.engines.cuda.kernels import embedding
+from msplit.engines.cuda.kernels.embedding import HIGHEST, LOWEST, Columns, Segment, Term, fill
 from msplit.engines.cuda.ops import embedding as lowered
 
 WIDTHS = (1, 1, 3, 4, 8, 16, 33, 64, 130, 300)
@@ -131,7 +130,7 @@ def main() -> None:
     for _ in range(tries):
         dtype = str(chance.choice(["float32", "float64", "float16", "bfloat16"]))
         # Fewer programs, of larger tiles, and fewer rows where each takes an interpreter milliseconds.
-        embedding_tables.PROGRAMS = 1 if interpreted else int(chance.choice([1, 264, 10_000]))
+        embedding.PROGRAMS = 1 if interpreted else int(chance.choice([1, 264, 10_000]))
         spec, inputs = spec_of(chance, dtype, [1, 2, 5] if interpreted else [1, 2, 5, 64, 100])
         expected = expected_of(spec, inputs)
         result = str(chance.choice([dtype, "float16", "bfloat16"])) if dtype == "float32" else dtype

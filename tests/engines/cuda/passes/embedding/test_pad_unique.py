@@ -10,7 +10,8 @@ from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.passes.embedding.fixed_capacity import pad_unique
 from msplit.engines.cuda.passes.pipeline import tidy
-from msplit.engines.cuda.passes.specialize import specialize, trace
+from msplit.engines.cuda.passes.specialize import specialize
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.engines.cuda.passes.updates.merge_updates import sum_in_updates
 from msplit.errors import EngineError
 from tests.campaign import examples

@@ -7,7 +7,7 @@ import pytest
 from msplit import samples
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.verify.compare import compare
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, built_sample, flat_of, graph_of, job
 from tests.engines.cuda.passes.harness import normal, weight_bytes

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES
-from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.engines.cuda.runtime.executables import SimulatedExecutable, plan_for
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.verify.compare import compare

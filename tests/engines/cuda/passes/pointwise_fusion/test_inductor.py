@@ -19,7 +19,7 @@ from msplit.engines.cuda.kernels import toolchain
 from msplit.engines.cuda.passes.pointwise_fusion import fuse as compiler
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, fuse, layout, longest_chain, observe
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Call
-from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.formats import files
 from tests.engines.cuda.cases import CPU, bits, flat_of, kernels, run
 

@@ -15,7 +15,7 @@ from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.pointwise_fusion.outline import outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import MOST_INPUTS, MOST_MEMBERS, find_groups
-from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.opset.traits import VIEWS
 from tests.campaign import examples
 from tests.engines.cuda.alike_branches import alike_branches

@@ -14,7 +14,7 @@ from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS
 from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES
-from msplit.engines.cuda.passes import pipeline, specialize
+from msplit.engines.cuda.passes import pipeline, tracing
 from msplit.engines.cuda.passes.attention.fuse_attention import ATTENTION
 from msplit.engines.cuda.passes.measured import deciding
 from msplit.engines.cuda.passes.pointwise_fusion import fuse
@@ -34,7 +34,7 @@ POOL = {"T": FLOAT, "ksize": FOUR, "strides": [1, 1, 1, 1], "padding": "SAME", "
 def as_on_a_gpu(patch):
     """The simulated engine rounds as it would on a GPU, where all kernels are ours. What was compiled before is forgotten."""
     patch.setattr(devices, "_DEVICES", {})
-    for module in (pipeline, specialize, fuse):
+    for module in (pipeline, tracing, fuse):
         patch.setattr(module, "takes_tf32", lambda device: True)
     patch.setattr(round_results, "rounds", can_round)
 

@@ -9,7 +9,7 @@ from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.verify import Stage, verify
 from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS
 from msplit.engines.cuda.passes.pipeline import tidy
-from msplit.engines.cuda.passes.specialize import trace
+from msplit.engines.cuda.passes.tracing import trace
 from msplit.engines.cuda.passes.updates import merge_updates as passing
 from msplit.engines.cuda.passes.updates.merge_updates import merge_assigns, merge_updates
 from msplit.engines.cuda.runtime.executables import SimulatedExecutable, plan_for

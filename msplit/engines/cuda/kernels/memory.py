@@ -1,4 +1,6 @@
-"""Copies between the GPU and pinned host memory by a kernel. On a GPU.
+"""Kernels that move memory: copies to and from the host, and gathers that check their indices.
+
+Copies between the GPU and pinned host memory by a kernel. On a GPU.
 
 A GPU reads and writes pinned host memory directly. The copy engine takes long to start inside a graph: on an H200 a step of one kernel
 and a copy of 1 KB to the host takes 16 µs with the copy engine and 9 with a kernel, 40 KB to the device 17 and 11.

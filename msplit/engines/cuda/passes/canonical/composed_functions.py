@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, reached
 from msplit.engines.cuda.ir.interpret import as_tuple
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.kernels.activations import ACTIVATIONS
 from msplit.engines.cuda.passes.pattern import Readers, per_channel
 from msplit.opset.traits import ops_with
 
@@ -260,18 +260,11 @@ def _is_closed(readers: Readers, keys: list[Key], ops: list[Op]) -> bool:
 
 
 def _compare(graph: OpGraph, key: Key, ops: list[Op]) -> str | None:
-    """Evaluates the ops on a grid, in float64."""
-    result = evaluate(graph, key, ops, torch.linspace(-9, 9, 1801, dtype=torch.float64)[None]).numpy()
+    """Evaluates the ops, and every activation that is composed, on a grid in float64."""
+    grid = torch.linspace(-9, 9, 1801, dtype=torch.float64)[None]
+    result = evaluate(graph, key, ops, grid)
     allowed = _GELU_TOLERANCE.get(str(ops[-1].attrs.get("T", "float32")), 0.0)
-    errors = {name: float(np.abs(result - curve).max()) for name, curve in _curves().items()}
+    curves = {name: one.function(grid) for name, one in ACTIVATIONS.items() if one.composed}
+    errors = {name: float((result - curve).abs().max()) for name, curve in curves.items()}
     name = min(errors, key=errors.__getitem__)
     return name if errors[name] <= allowed else None
-
-
-@functools.cache
-def _curves() -> dict[str, NDArray[np.float64]]:
-    x = np.linspace(-9, 9, 1801)
-    erf = np.asarray([math.erf(value / math.sqrt(2)) for value in x])
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    swish = x / (1 + np.exp(-x))
-    return {"GeluExact": 0.5 * x * (1 + erf), "GeluApproximate": 0.5 * x * (1 + np.tanh(inner)), "Swish": swish}

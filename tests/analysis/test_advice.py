@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from msplit.analysis.advice import guesses, proved, suggest
 from msplit.analysis.embeddings import columns
-from msplit.analysis.guesses import guesses, proved, suggest
 from msplit.cost import estimate
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.rules.ruleset import available

@@ -1,7 +1,7 @@
-"""A model compiled in each kernel mode (plain, fused, grouped, both), simulated on its best streams, and measured for `schedule.search`.
+"""Compiles a model in each kernel mode, simulates it, and measures it for `schedule.search`.
 
 Simulations time nothing: steps cost what the data sheet or a profile says (`step_costs`). To learn what steps there are, the graph is
-lowered, which runs it once on the device (`specialize.trace`). Measurements build schedules cheaply from programs that are compiled
+lowered, which runs it once on the device (`tracing.trace`). Measurements build schedules cheaply from programs that are compiled
 already, and run them side by side.
 """
 

@@ -1,4 +1,6 @@
-"""Models of sequences: a small BERT encoder, and an LSTM that is unrolled, so that every cell of every step is its own handful of nodes.
+"""Sample models of sequences and images.
+
+Models of sequences: a small BERT encoder, and an LSTM that is unrolled, so that every cell of every step is its own handful of nodes.
 
 Vision models written by hand (NHWC), and the convolution layers that they share.
 

@@ -16,7 +16,7 @@ from msplit.engines.cuda.autotune import tuner
 from msplit.engines.cuda.autotune.tuner import Family, Tuner
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels import launch as launches
-from msplit.engines.cuda.kernels.launch import compiling_ahead, through_triton
+from msplit.engines.cuda.kernels.launch import precompiling, through_triton
 from msplit.formats.files import JsonValue
 
 active: ContextVar[Any] = ContextVar("active", default=None)
@@ -73,7 +73,7 @@ def log(monkeypatch):
     runtime._async_compile = made  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triton.runtime", runtime)
     monkeypatch.setitem(sys.modules, "triton.runtime._async_compile", made)
-    monkeypatch.setattr(tuner, "can_compile_ahead", lambda: True)
+    monkeypatch.setattr(tuner, "can_precompile", lambda: True)
     monkeypatch.setattr(Device, "is_gpu", True)
     monkeypatch.setenv("MSPLIT_KEEP_CHOICES", "0")
     monkeypatch.setattr(launches, "cores", lambda: 1)
@@ -82,7 +82,7 @@ def log(monkeypatch):
 
 def test_a_kernel_is_compiled_only_inside_and_started_outside(log):
     kernel = Kernel("k", log)
-    with compiling_ahead() as ahead:
+    with precompiling() as ahead:
         with ahead.noting():
             through_triton(kernel, (2, 1))(7, BLOCK=8)
             through_triton(kernel, (4, 1))(7, BLOCK=8)
@@ -93,20 +93,20 @@ def test_a_kernel_is_compiled_only_inside_and_started_outside(log):
 
 
 def test_what_must_run_while_kernels_are_noted_is_compiled_at_once(log):
-    with compiling_ahead() as ahead, ahead.noting():
+    with precompiling() as ahead, ahead.noting():
         Kernel("library", log)[(1,)]()
         assert log == ["compile library", "start library () (1,) {}"]
     assert len(log) == 2
 
 
 def test_what_matters_most_is_compiled_first_and_nothing_after_the_time(log):
-    with compiling_ahead() as ahead:
+    with precompiling() as ahead:
         for name, weight in [("a", 1.0), ("b", 3.0), ("c", 2.0)]:
             ahead.weights[name] = weight
             with ahead.noting(name):
                 through_triton(Kernel(name, log), (1,))()
     assert log == ["compile b", "compile c", "compile a"]
-    with compiling_ahead(-1.0) as ahead, ahead.noting():
+    with precompiling(-1.0) as ahead, ahead.noting():
         through_triton(Kernel("late", log), (1,))()
     assert len(log) == 3
 
@@ -119,14 +119,14 @@ def test_this_thread_does_something_else_meanwhile(log):
             assert begun.wait(10)
             super().compile()
 
-    with compiling_ahead(meanwhile=begun.set) as ahead, ahead.noting():
+    with precompiling(meanwhile=begun.set) as ahead, ahead.noting():
         through_triton(Long("k", log), (1,))()
     assert log == ["compile k"]
 
 
 def test_after_an_error_kernels_are_started_again(log):
     def fails() -> None:
-        with compiling_ahead() as ahead, ahead.noting():
+        with precompiling() as ahead, ahead.noting():
             through_triton(Kernel("never", log), (1,))()
             raise ZeroDivisionError
 
@@ -141,7 +141,7 @@ def test_ctrl_c_waits_for_what_was_begun_only(log):
         raise KeyboardInterrupt
 
     def compile_many() -> None:
-        with compiling_ahead(meanwhile=interrupted) as ahead, ahead.noting():
+        with precompiling(meanwhile=interrupted) as ahead, ahead.noting():
             for number in range(1000):
                 through_triton(Kernel(str(number), log), (1,))()
 
@@ -173,7 +173,7 @@ def test_candidates_are_compiled_before_the_first_is_timed(log, monkeypatch):
 
 
 def test_one_candidate_is_not_compiled_ahead(log):
-    Tuner(Device(torch.device("cpu"))).compile_ahead([lambda: log.append("ran")])
+    Tuner(Device(torch.device("cpu"))).precompile([lambda: log.append("ran")])
     assert not log
 
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.kernels import embedding_tables
-from msplit.engines.cuda.kernels.embedding_tables import Columns, Segment, Term
+from msplit.engines.cuda.kernels import embedding
+from msplit.engines.cuda.kernels.embedding import Columns, Segment, Term
 from msplit.engines.cuda.ops.embedding import empty_outputs
 from tests.campaign import examples
 
@@ -41,13 +41,13 @@ def mixtures(draw):
 def test_every_element_is_filled_once(given):
     spec, inputs = given
     outputs = empty_outputs(spec, torch.device("cpu"), spec.dtype)
-    tables = embedding_tables.describe(spec, inputs, outputs, dict.fromkeys(range(len(inputs)), (0, 0)))
+    tables = embedding.describe(spec, inputs, outputs, dict.fromkeys(range(len(inputs)), (0, 0)))
     filled = np.zeros(outputs[0].numel(), np.int32)
     work = tables.work.numpy()
     assert len(work) == sum(tables.programs)
     at = 0
     for count, tile in zip(tables.programs[:2], tables.tiles, strict=True):
-        assert tile.rows * tile.ids * tile.width <= embedding_tables.TILE
+        assert tile.rows * tile.ids * tile.width <= embedding.TILE
         for column, first in work[at : at + count]:
             start, step, rows, width, first_term, terms, *_ = tables.segments[column].tolist()
             assert width <= tile.width
@@ -74,7 +74,7 @@ def column(start, width, ids, *, rows=1024, total=800, edges=None):
 
 
 def shapes(spec, inputs):
-    return embedding_tables.describe(spec, inputs, empty_outputs(spec, torch.device("cpu"), spec.dtype), {0: (0, 0)})
+    return embedding.describe(spec, inputs, empty_outputs(spec, torch.device("cpu"), spec.dtype), {0: (0, 0)})
 
 
 def test_a_sum_over_many_columns_and_wide_rows_get_tiles_of_their_own():
@@ -92,4 +92,4 @@ def test_rows_of_16_bytes_move_at_once_where_all_lie_at_multiples(total, vector)
     tables = shapes(spec, inputs)
     assert tables.vector == vector
     assert not any(tile.rows for tile in tables.tiles)
-    assert tables.programs[2] >= embedding_tables.PROGRAMS // 2
+    assert tables.programs[2] >= embedding.PROGRAMS // 2

@@ -1,4 +1,4 @@
-"""Arenas of a GPU, as far as they can be looked at without one."""
+"""Slots of a GPU, as far as they can be looked at without one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from msplit.engines.cuda.device import device as pools  # noqa: E402
 from msplit.engines.cuda.device.device import Device  # noqa: E402
 from msplit.engines.cuda.options import EngineOptions  # noqa: E402
 from msplit.engines.cuda.runtime.executable import CudaExecutable  # noqa: E402
-from msplit.engines.cuda.stored import rung  # noqa: E402
+from msplit.engines.cuda.stored import builds  # noqa: E402
 from msplit.errors import EngineError  # noqa: E402
 
 
-def test_an_arena_for_which_there_is_no_room_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_for_which_there_is_no_room_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest batch is captured, and then there is no memory for the next."""
     made = list[Any]()
     monkeypatch.setattr(
@@ -42,11 +42,11 @@ def test_an_arena_for_which_there_is_no_room_leaves_nothing(monkeypatch: pytest.
         captured.append(compiled)
         return Captured(compiled)
 
-    monkeypatch.setattr(rung, "executable_for", capture)
-    found = rung.Opened(np.zeros(0, np.uint8), None, EngineOptions(device="cpu"), ieee=True, fits=True)
-    rungs: Any = {batch: SimpleNamespace(compiled=batch, plan=SimpleNamespace(streams=3)) for batch in (1, 8, 4)}
+    monkeypatch.setattr(builds, "executable_for", capture)
+    found = builds.Opened(np.zeros(0, np.uint8), None, EngineOptions(device="cpu"), ieee=True, fits=True)
+    buckets: Any = {batch: SimpleNamespace(compiled=batch, plan=SimpleNamespace(streams=3)) for batch in (1, 8, 4)}
     with pytest.raises(EngineError, match="out of memory"):
-        found.arena(rungs, {}, urgency=1)
+        found.slot(buckets, {}, urgency=1)
     assert (captured, closed) == ([8], [8])
     again = device.streams.lease(3, -1)
     assert made == [-1, -1, -1], "the streams are there for the next one"

@@ -9,7 +9,7 @@ import pytest
 
 from msplit.cost import estimate
 from msplit.engines.base import Executable
-from msplit.engines.cuda.search import measurement
+from msplit.engines.cuda import search
 from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
@@ -37,7 +37,7 @@ def variants():
     flat = flatten(read(SAMPLES / "towers_small.pb"))
     costs = estimate(flat, infer(flat, batch=2))
     made = job(flat, make_inputs(flat, {}, batch=2))
-    return measurement.compile_variants(replace(made, costs=costs), np.full(len(flat), -1, np.int32), ("plain",))
+    return search.compile_variants(replace(made, costs=costs), np.full(len(flat), -1, np.int32), ("plain",))
 
 
 def runners(variants):
@@ -49,7 +49,7 @@ def runners(variants):
 
 def test_candidates_run_side_by_side_without_their_cold_first_step(variants):
     log: list[tuple[str, float]] = []
-    device = measurement.GpuRunner(variants)
+    device = search.GpuRunner(variants)
     device.build = lambda variant, plan: FakeExecutable(1e-4 / plan.streams, log)
     one, several = runners(variants)
     times = device.times([one, several], 5)
@@ -68,7 +68,7 @@ def test_what_is_not_asked_for_again_is_closed_and_renewing_builds_anew(variants
         builds.append(plan.streams)
         return FakeExecutable(1e-4 / plan.streams, log)
 
-    device = measurement.GpuRunner(variants)
+    device = search.GpuRunner(variants)
     device.build = build
     one, several = runners(variants)
     device.times([one, several], 1)
@@ -82,9 +82,9 @@ def test_what_is_not_asked_for_again_is_closed_and_renewing_builds_anew(variants
 
 def test_small_memory_does_not_count(variants, monkeypatch):
     one, several = runners(variants)
-    device = measurement.GpuRunner(variants)
+    device = search.GpuRunner(variants)
     assert device.memory(several) == 1.0
-    monkeypatch.setattr(measurement, "MEMORY_FLOOR", 0)
+    monkeypatch.setattr(search, "MEMORY_FLOOR", 0)
     assert device.memory(several) == device.peak_bytes(several) / device.peak_bytes(one) > 1
 
 

@@ -1,4 +1,4 @@
-"""Packs the programs of a build, one for each batch, opens them again, and runs them in arenas."""
+"""Packs the programs of a build, one for each batch, opens them again, and runs them in slots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SEGMENT = 2 << 20
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A rung as files hold it.
+    """A bucket as files hold it.
 
     Attributes:
         program: JSON.
@@ -52,7 +52,7 @@ class Packed:
 
 
 class Opened:
-    """A build on its device: its weights, and what makes its rungs run.
+    """A build on its device: its weights, and what makes its buckets run.
 
     Args:
         weights: The bytes of the weights.
@@ -85,7 +85,7 @@ class Opened:
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
 
     def restore(self, program: bytes, feeds: Arrays, host: HostPart | None = None) -> Restored:
-        """A rung, not yet running, with inputs for it and what the host runs around it."""
+        """A bucket, not yet running, with inputs for it and what the host runs around it."""
         with Device.of(self._place).entered(), precision(self._ieee):
             found = unpack(program, self._memory, feeds, fits=self._fits)
         if host is None:
@@ -93,26 +93,26 @@ class Opened:
         compiled = replace(found.compiled, optimized=replace(found.compiled.optimized, host=host))
         return replace(found, compiled=compiled)
 
-    def run(self, rung: Restored, *, alone: bool = False, one_stream: bool = False) -> Executable:
-        """Makes a rung run. All of a build's graphs share one memory, since one of them runs at a time, but for one that is `alone`."""
-        plan = _on_one(rung) if one_stream else rung.plan
+    def run(self, bucket: Restored, *, alone: bool = False, one_stream: bool = False) -> Executable:
+        """Makes a bucket run. All of a build's graphs share one memory, since one of them runs at a time, but for one that is `alone`."""
+        plan = _on_one(bucket) if one_stream else bucket.plan
         pool = None if alone else self._pool
         steps = self.steps if alone else None
-        return executable_of(rung.compiled, plan, self._options, ieee=self._ieee, shared=Shared(pool), steps=steps)
+        return executable_of(bucket.compiled, plan, self._options, ieee=self._ieee, shared=Shared(pool), steps=steps)
 
     def rewind(self) -> None:
-        """Has the next step of all that run alone, and of arenas, draw the numbers of the first one, as that of a reference does."""
+        """Has the next step of all that run alone, and of slots, draw the numbers of the first one, as that of a reference does."""
         self.steps.count = 0
 
-    def can_fly(self, rungs: Iterable[Restored]) -> bool:
+    def is_asynchronous(self, buckets: Iterable[Restored]) -> bool:
         """True if a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing
         else."""
-        whole = all(not rung.hosted and not rung.compiled.dynamic for rung in rungs)
+        whole = all(not bucket.hosted and not bucket.compiled.dynamic for bucket in buckets)
         return self._options.on_gpu and self._options.capture and whole
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights, which all arenas share."""
+        """Bytes of weights, which all slots share."""
         return int(self._memory.numel())
 
     def free_bytes(self) -> int | None:
@@ -129,14 +129,14 @@ class Opened:
         empty_cache()
         return int(torch.cuda.memory_reserved(self._place))
 
-    def arena_bytes(self, rungs: Iterable[Restored]) -> int:
-        """Bytes that an arena for these rungs takes at least: what the largest computes, inputs and outputs of all, and what CUDA
+    def slot_bytes(self, buckets: Iterable[Restored]) -> int:
+        """Bytes that a slot for these buckets takes at least: what the largest computes, inputs and outputs of all, and what CUDA
         keeps for each kernel of a graph. Workspaces of libraries, 32 MiB a stream, come to that, and what PyTorch can
         not use of its segments."""
         largest = kernels = ends = 0
-        for rung in rungs:
-            program = rung.compiled.program
-            largest = max(largest, arrange(program, rung.plan).peak_bytes)
+        for bucket in buckets:
+            program = bucket.compiled.program
+            largest = max(largest, arrange(program, bucket.plan).peak_bytes)
             kernels += sum(step.launches for step in program.steps)
             ends += sum(math.prod(shape) * torch_dtype(dtype).itemsize for shape, dtype in program.fed.values())
         return largest + -largest % _SEGMENT + ends + kernels * _KERNEL_BYTES
@@ -145,30 +145,29 @@ class Opened:
         """Levels of priority that streams of the device have; None where there is no GPU."""
         return priorities(self._place) if self._options.on_gpu else None
 
-    def arena(
+    def slot(
         self,
-        rungs: Mapping[int, Restored],
+        buckets: Mapping[int, Restored],
         entries: Mapping[str, int],
         *,
         urgency: int = 0,
         one_stream: bool = False,
-    ) -> CudaArena:
-        """An arena for rungs that can fly; see `CudaArena`.
+    ) -> CudaSlot:
+        """Makes a slot for buckets that are asynchronous; see `CudaSlot`.
 
         Args:
-            rungs: By batch.
+            buckets: By batch.
             urgency: Priority of its streams, 0 or more, the higher the more urgent; see `StreamPool.lease`.
         """
-        plans = {batch: _on_one(rung) if one_stream else rung.plan for batch, rung in rungs.items()}
+        plans = {batch: _on_one(bucket) if one_stream else bucket.plan for batch, bucket in buckets.items()}
         device = Device.of(self._place)
         streams = device.streams.lease(max(max(plan.streams, 1) for plan in plans.values()), -urgency)
         shared = Shared(torch.cuda.graph_pool_handle(), streams)
         executables = dict[int, CudaExecutable]()
         try:
-            for batch in sorted(
-                rungs, reverse=True
-            ):  # the largest is captured first: the others find room in its memory
-                one = executable_for(rungs[batch].compiled, plans[batch], self._options, ieee=self._ieee, shared=shared)
+            # The largest is captured first: the others find room in its memory.
+            for batch, bucket in sorted(buckets.items(), reverse=True):
+                one = executable_for(bucket.compiled, plans[batch], self._options, ieee=self._ieee, shared=shared)
                 assert isinstance(one, CudaExecutable)
                 executables[batch] = one
         except BaseException:
@@ -176,7 +175,7 @@ class Opened:
                 one.close()
             device.streams.give_back(streams)
             raise
-        return CudaArena(executables, entries, device, streams, self.steps)
+        return CudaSlot(executables, entries, device, streams, self.steps)
 
 
 class Builds:
@@ -227,19 +226,19 @@ class Builds:
         return Packed(program, kernels, compiled.optimized.feeds, compiled.optimized.host)
 
 
-def _on_one(rung: Restored) -> Plan:
-    """The plan of a rung with all of it on one stream."""
-    return untimed_plan(rung.compiled.program, np.minimum(rung.plan.stream, 0))
+def _on_one(bucket: Restored) -> Plan:
+    """The plan of a bucket with all of it on one stream."""
+    return untimed_plan(bucket.compiled.program, np.minimum(bucket.plan.stream, 0))
 
 
-class CudaArena:
+class CudaSlot:
     """Runs one step at a time, on streams of its own. The graphs share memory for what they compute.
 
     Args:
         executables: By batch.
         entries: Of each input, how many entries of its first axis belong to a row; 0 where it has none.
         streams: What the executables share; given back at the end.
-        numbers: Of steps, where a model has random ops: all of its arenas count together.
+        numbers: Of steps, where a model has random ops: all of its slots count together.
     """
 
     def __init__(

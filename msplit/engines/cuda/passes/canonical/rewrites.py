@@ -31,8 +31,8 @@ import numpy as np
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA
-from msplit.engines.cuda.passes.canonical.match_rows import match_gelu
+from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA
+from msplit.engines.cuda.passes.canonical.composed_functions import match_gelu
 from msplit.engines.cuda.passes.pattern import (
     FLOATS,
     Dominators,
@@ -265,7 +265,6 @@ def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, t
 _HEADS = IMAGE_CONVOLUTIONS | {"MatMul"}
 _ACTIVATIONS = ops_with("activation")
 _RANK = 4
-_LIBRARY = ("Relu", "GeluApproximate")  # what a product's library has as an epilogue
 
 
 def fuse_epilogue(graph: OpGraph) -> bool:
@@ -306,7 +305,7 @@ def _fuse(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, bi
     if activation is not None:
         fused_ops.append(activation)
         absorbed += [*reshapes, *ops]
-    if bias_op is None and activation not in (_LIBRARY if head.op == "MatMul" else ("Relu",)):
+    if bias_op is None and activation not in (IN_LIBRARY if head.op == "MatMul" else ("Relu",)):
         return False
     bias = bias_op.inputs[1] if bias_op is not None else _zeros(graph, head)
     inputs = [*head.inputs, bias, *([side[1]] if side is not None else [])]

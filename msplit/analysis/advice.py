@@ -1,4 +1,6 @@
-"""Kernels whose cost is a guess because shapes are unknown, and whether the user could tell those.
+"""Advice about a graph: kernels whose cost is a guess, and the shipped rule set that fits.
+
+Kernels whose cost is a guess because shapes are unknown, and whether the user could tell those.
 
 Which values of unknown shape are dense all the same: the cuda engine proves it before it runs, and nothing of them is a guess to it.
 

@@ -1,1 +1,0 @@
-"""Search for schedules, the engine's part: kernel modes, and schedules that are measured."""
