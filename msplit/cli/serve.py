@@ -164,13 +164,6 @@ class Doors:
         **_switch(False),
         help="Answer in tensor_content, not in float_val and its kin.",
     )
-    front_ends: int = option(
-        "--front-ends",
-        default=0,
-        show_default=True,
-        type=click.IntRange(0, 64),
-        help="Processes that speak gRPC, for more requests than one can read; 0: the one that runs the models.",
-    )
 
     def listening(self) -> Listening:
         """The same for the server.
@@ -190,7 +183,6 @@ class Doors:
             grace=self.grace,
             as_content=self.enable_serialization_as_tensor_content,
             timeout=self.timeout,
-            front_ends=self.front_ends,
         )
 
 

@@ -33,10 +33,9 @@ from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.sources import pool
 from msplit.serving.server import decode, rest, rpc
 from msplit.serving.server.config import ModelConfig, distinct
-from msplit.serving.server.fronts import Front, keep
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models, Signature, Version, signature_of
-from msplit.serving.server.service import Service, answer
+from msplit.serving.server.service import Service, take
 from msplit.serving.server.tensors import Refusal
 
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -64,7 +63,6 @@ class Listening:
         grace: Seconds that what is in flight may take when it is to stop.
         as_content: True to put values of TensorFlow Serving's answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself.
-        front_ends: Processes that speak gRPC; 0: this one does.
     """
 
     host: str = "127.0.0.1"
@@ -74,7 +72,6 @@ class Listening:
     grace: float = 10.0
     as_content: bool = False
     timeout: float | None = None
-    front_ends: int = 0
 
 
 @contextlib.contextmanager
@@ -145,32 +142,31 @@ async def _run(
 ) -> Sequence[int]:
     """Runs it, and gives the signals that came."""
     loop = asyncio.get_running_loop()
-    at_once = asyncio.Event()
+    first, at_once = asyncio.Event(), asyncio.Event()
     came: list[int] = []
 
     def stop(number: int) -> None:
         came.append(number)
-        (at_once if service.stopping.is_set() else service.stopping).set()
+        (at_once if service.stopping.is_set() else first).set()
+        service.stopping.set()
 
     heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores one
     for number in heard:
         loop.add_signal_handler(number, stop, number)
-    doors: list[_Grpc | _Fronts | _Http] = []
+    doors: list[_Grpc | _Http] = []
     try:
         if where.port:
-            doors.append((_Fronts if where.front_ends else _Grpc)(service, where))
+            doors.append(_Grpc(service, where))
         if where.rest_port:
             doors.append(_Http(service, where))
         for door in doors:
             await door.start(ports)
         ready()
-        stops = asyncio.create_task(service.stopping.wait())
+        stops = asyncio.create_task(first.wait())
         while not service.stopping.is_set():
             await asyncio.wait([stops], timeout=_LOOK)
             service.look()
         # Health checks say so from here on, and requests are refused: clients go elsewhere while there is still somebody to tell them.
-        for door in doors:
-            door.refuse()
         hurry = asyncio.create_task(at_once.wait())
         await asyncio.wait([hurry], timeout=min(_NOTICE, where.grace))
         ends = asyncio.create_task(_all(door.stop() for door in doors))
@@ -189,22 +185,19 @@ async def _all(ends: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 class _Grpc:
-    """gRPC in this process."""
+    """gRPC in a thread of this process."""
 
     def __init__(self, service: Service, where: Listening) -> None:
         self._where = where
-        self._server = rpc.GrpcServer(partial(answer, service), service.stopping, where.most)
+        self._server = rpc.GrpcServer(partial(take, service), service.stopping, where.most, service.drive)
 
     async def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen."""
         where = self._where
         ports[where.port].close()
-        if not await self._server.start(where.host, where.port):
+        if not self._server.start(where.host, where.port):
             what = f"can not listen on port {where.port} of {where.host}: somebody took it meanwhile"
             raise MsplitError(what, fix="choose another with --port")
-
-    def refuse(self) -> None:
-        """Nothing is to be told to anybody."""
 
     async def stop(self) -> None:
         """Ends it, and waits for what is in flight."""
@@ -213,40 +206,6 @@ class _Grpc:
     async def close(self) -> None:
         """Ends it at once."""
         await self._server.end()
-
-
-class _Fronts:
-    """gRPC in processes of its own."""
-
-    def __init__(self, service: Service, where: Listening) -> None:
-        self._service, self._where = service, where
-        self._running = [Front(service) for _ in range(where.front_ends)]
-        self._kept: list[asyncio.Task[None]] = []
-
-    async def start(self, ports: dict[int, socket.socket]) -> None:
-        """Starts all of them."""
-        where = self._where
-        ports[where.port].close()
-        place = (where.host, where.port, where.most)
-        await asyncio.gather(*(front.start(*place) for front in self._running))
-        kept = [keep(front, self._service, place, self._running) for front in self._running]
-        self._kept = [*map(asyncio.create_task, kept)]
-
-    def refuse(self) -> None:
-        """Those who watch their health are told."""
-        for front in self._running:
-            front.stop()
-
-    async def stop(self) -> None:
-        """Ends them, and waits for what is in flight."""
-        await asyncio.gather(*(front.end(self._where.grace) for front in self._running))
-
-    async def close(self) -> None:
-        """Ends them at once."""
-        for task in self._kept:
-            task.cancel()
-        for front in self._running:
-            front.kill()
 
 
 async def _refuse(connection: socket.socket) -> None:
@@ -323,9 +282,6 @@ class _Http(uvicorn.Server):
                 self._task.result()
                 raise MsplitError("the HTTP server has ended before it began", fix="report what was told before that")
             await asyncio.sleep(0.01)
-
-    def refuse(self) -> None:
-        """Nothing is to be told to anybody."""
 
     async def stop(self) -> None:
         """Ends it, and waits for what is in flight."""
@@ -426,7 +382,7 @@ def _warm_up(version: Version, path: Path) -> None:
     for count, log in enumerate(logs):
         try:
             for data in _predictions(log):
-                parts = decode.predict_request(data)
+                parts = decode.Reader(decode.predict_request).parts(data)
                 signature = version.signature(parts.request.model_spec.signature_name)
                 signature.pool.step(parts.feeds(signature.pool.inputs))
         except (IndexError, tensors.NotWireFormat, Refusal, MsplitError) as problem:

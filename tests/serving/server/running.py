@@ -63,11 +63,11 @@ def start(*arguments: object) -> Server:
     )
 
 
-def start_trivial(front_ends: int) -> Server:
+def start_trivial() -> Server:
     """The same of the server of `trivial`."""
     return _started(
         functools.partial(forked.Popen, server=forked.TENSORFLOW),
-        lambda port, rest: ["tests.serving.server.trivial", port, rest, front_ends],
+        lambda port, rest: ["tests.serving.server.trivial", port, rest],
     )
 
 

@@ -111,22 +111,6 @@ def test_what_can_not_be_served_is_named(tmp_path: Path) -> None:
     assert "--part signature=" in told.value.fix
 
 
-def test_a_front_end_ends_when_what_has_started_it_is_gone() -> None:
-    import time
-
-    from tests.serving.server.running import start_trivial
-    from tests.serving.server.test_overload import children
-
-    server = start_trivial(1)
-    (front,) = children(server.process.pid)
-    server.process.kill()
-    server.process.communicate()
-    ended = time.monotonic() + 10
-    while Path(f"/proc/{front}").exists() and "Z" not in Path(f"/proc/{front}/stat").read_text().split()[2]:
-        assert time.monotonic() < ended
-        time.sleep(0.02)
-
-
 def test_answers_are_in_the_fields_of_their_types_or_in_tensor_content() -> None:
     value: Any = np.array([[0.5, -1.0]], np.float32)
     for as_content, field in ((True, "tensor_content"), (False, "float_val")):
