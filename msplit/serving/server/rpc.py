@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-import math
 import os
 import socket
 import struct
@@ -77,6 +76,9 @@ _NAP, _IDLE = 1e-3, 0.1
 _PATIENCE = 1e-3
 """Seconds after which a call that is not answered yet is watched for being cancelled: one more event for gRPC, which few calls need."""
 
+_NO_DEADLINE = 1e9
+"""Seconds beyond which gRPC means that there is none."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -125,8 +127,10 @@ class Call:
         return True
 
     def _closed(self, event: Any) -> None:
-        if event.batch_operations[0].cancelled() and self.cancel is not None:
-            self.cancel()
+        if event.batch_operations[0].cancelled():
+            self._server.open.pop(self, None)
+            if self.cancel is not None:
+                self.cancel()
 
     def _finish(self, *operations: Any) -> None:
         with self._server.lock:
@@ -137,8 +141,9 @@ class Call:
             self._send(_nothing, *operations)
 
     def _send(self, then: Callable[[Any], None], *operations: Any) -> None:
-        with contextlib.suppress(cygrpc.CallError):  # gRPC has ended
-            self._call.start_server_batch(operations, then)
+        with self._server.lock:
+            if not self._server.over:  # gRPC would end the process
+                self._call.start_server_batch(operations, then)
 
 
 class HealthWatch(Call):
@@ -148,10 +153,9 @@ class HealthWatch(Call):
 
     def answer(self, data: bytes) -> None:
         """Sends the health of now. The call stays open until the server stops."""
-        self._known = data is not _UNKNOWN
-        self._send(_nothing, cygrpc.SendInitialMetadataOperation(None, 0), cygrpc.SendMessageOperation(data, 0))
+        self._known, self.cancel = data is not _UNKNOWN, self._gone
         self._server.watchers[self] = None
-        self.cancel = self._gone
+        self._send(_nothing, cygrpc.SendInitialMetadataOperation(None, 0), cygrpc.SendMessageOperation(data, 0))
 
     def fail(self, status: int, message: str) -> None:
         """Says that there is no such service."""
@@ -165,7 +169,6 @@ class HealthWatch(Call):
 
     def _gone(self) -> None:
         self._server.watchers.pop(self, None)
-        self._finish(cygrpc.SendStatusFromServerOperation(None, 0, b"", 0))
 
 
 def _nothing(event: Any) -> None:
@@ -184,7 +187,8 @@ class GrpcServer:
     Attributes:
         open: Calls that are not answered, and True for those that came before the server was to stop.
         watchers: Calls that watch its health.
-        lock: Held while a call ends.
+        lock: Held while something is sent.
+        over: True when nothing can be sent any more.
     """
 
     def __init__(
@@ -203,7 +207,7 @@ class GrpcServer:
         self._take, self._stopping, self._drive, self._port = take, stopping, drive, 0
         self.open: dict[Call, bool] = {}
         self.watchers: dict[HealthWatch, None] = {}
-        self.lock = threading.Lock()
+        self.lock, self.over = threading.RLock(), False
         self._young: deque[Call] = deque()
         self._queue, self._server = cygrpc.CompletionQueue(), cygrpc.Server(options, False)
         self._server.register_completion_queue(self._queue)
@@ -239,10 +243,16 @@ class GrpcServer:
             await asyncio.sleep(_FLUSH)
         _hang_up(self._port)
         thread, self._thread = self._thread, None
-        self._server.shutdown(self._queue, lambda event: self._queue.shutdown())
+        self._server.shutdown(self._queue, self._end_queue)
         self._server.cancel_all_calls()
         await loop.run_in_executor(None, thread.join)
         self._server.destroy()
+
+    def _end_queue(self, event: Any) -> None:
+        del event
+        with self.lock:
+            self.over = True
+            self._queue.shutdown()
 
     def _request(self) -> None:
         self._server.request_call(self._queue, self._queue, self._asked)
@@ -260,7 +270,7 @@ class GrpcServer:
             call.fail(_UNIMPLEMENTED, "Method not found!")
             return
         left = details.deadline - time.time()
-        call.receive(lambda event: self._came(call, event, None if left == math.inf else left))
+        call.receive(lambda event: self._came(call, event, None if left > _NO_DEADLINE else left))
 
     def _came(self, call: Call, event: Any, left: float | None) -> None:
         """Hands the bytes of a request on. There are none where it is too large, or its client has gone; gRPC then ends the call."""
@@ -335,6 +345,13 @@ def _hang_up(port: int) -> None:
 def _sockets(port: int) -> Iterator[socket.socket]:
     """All sockets of this process that are bound to a port."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:  # not each is a socket
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
-                yield one
+        with contextlib.suppress(OSError):
+            copied = os.dup(int(name))
+            try:
+                one = socket.socket(fileno=copied)
+            except OSError:  # not each is a socket
+                os.close(copied)
+                continue
+            with one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
+                    yield one

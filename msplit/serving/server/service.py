@@ -535,9 +535,11 @@ class _Exchange:
         self._trying(self._take_outputs, future)
 
     def _take_outputs(self, future: Future[Any]) -> None:
+        if future.cancelled():
+            raise refusal(asyncio.CancelledError())
         try:
             found = future.result()
-        except BaseException as problem:
+        except Exception as problem:
             raise refusal(problem, ran=True) from problem
         outputs = {asked: found[key] for asked, key in self._keys.items()}
         if size_of(outputs) > LARGE:
