@@ -119,7 +119,7 @@ class Pool(DisplayMixin):
         arrays, rows, key = self._ports.check(feeds)
         step = self._steps.take(priority, rows)
         if step is not None:
-            return self._ports.cut(self._driver.run_alone(step, arrays), (rows,))[0]
+            return self._steps.cut(self._driver.run_alone(step, arrays), rows)
         future = self._put(arrays, rows, key, priority, NEVER)
         self._driver.poll_sometimes(time.perf_counter())
         waited: Answer = future.result()
@@ -171,8 +171,16 @@ class Pool(DisplayMixin):
             timeout: Seconds after which it is too late to start the request.
         """
         arrays, rows, key = self._ports.check(feeds)
-        future = self._put(arrays, rows, key, priority, NEVER if timeout is None else timeout)
-        Future.add_done_callback(future, done)  # `PoolFuture` has a thread of the pool poll
+        steps, step = self._steps, None
+        if self.polls and not steps.scheduler.running and not self.settings.max_delay_us:
+            step = steps.take(priority, rows)
+        if step is not None:
+            future = PoolFuture(self._driver)
+            Future.add_done_callback(future, done)  # `PoolFuture` has a thread of the pool poll
+            self._driver.start_alone(step, arrays, future)
+        else:
+            future = self._put(arrays, rows, key, priority, NEVER if timeout is None else timeout)
+            Future.add_done_callback(future, done)
         return future
 
     def _put(

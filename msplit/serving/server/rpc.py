@@ -33,7 +33,8 @@ class Stopping(Protocol):
 
 _OPEN = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/"
-_WATCH = f"{_HEALTH}Watch"
+WATCH = f"{_HEALTH}Watch"
+"""Method that tells the health of the server, and again when it stops."""
 PATHS = (
     "/tensorflow.serving.PredictionService/Predict",
     "/tensorflow.serving.PredictionService/GetModelMetadata",
@@ -48,7 +49,7 @@ PATHS = (
 SERVICES = ("", *dict.fromkeys(path.split("/")[1] for path in PATHS))
 """Services whose health can be asked for."""
 
-_KNOWN = {path.encode(): path for path in (*PATHS, _WATCH)}
+_KNOWN = {path.encode(): path for path in (*PATHS, WATCH)}
 _UNIMPLEMENTED = 12
 _NOT_SERVING, _UNKNOWN = b"\x08\x02", b"\x08\x03"
 """HealthCheckResponses."""
@@ -264,8 +265,8 @@ class GrpcServer:
         self._request()
         details = event.call_details
         path = _KNOWN.get(details.method)
-        call = (HealthWatch if path == _WATCH else Call)(self, event.call, path or "")
-        self.open[call] = path != _WATCH and not self._stopping.is_set()
+        call = (HealthWatch if path == WATCH else Call)(self, event.call, path or "")
+        self.open[call] = path != WATCH and not self._stopping.is_set()
         if path is None:
             call.fail(_UNIMPLEMENTED, "Method not found!")
             return

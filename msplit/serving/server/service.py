@@ -26,7 +26,7 @@ from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version, known_as
-from msplit.serving.server.rpc import SERVICES
+from msplit.serving.server.rpc import PATHS, SERVICES, WATCH
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -37,8 +37,7 @@ def size_of(outputs: Arrays) -> int:
     return sum([value.nbytes + tensors.text_bytes(value.reshape(-1)[: tensors.PIECE]) for value in outputs.values()])
 
 
-@dataclass(frozen=True)
-class InferenceRequest:
+class InferenceRequest(NamedTuple):
     """Request for outputs, of any protocol, as it was read.
 
     Attributes:
@@ -463,6 +462,10 @@ _METHODS: dict[str, _Tensors | Callable[[RequestContext, Any], Any]] = {
 }
 
 
+_BY_PATH = {path: (path.split("/")[1], (name := path.split("/")[2]), _METHODS[name]) for path in (*PATHS, WATCH)}
+"""Path of a method -> its protocol, its name, and what answers it."""
+
+
 class Reply(Protocol):
     """Call of gRPC that is to be answered once; see `rpc.Call`."""
 
@@ -489,8 +492,7 @@ class _Exchange:
         """Answers the request, or hands it to its pool."""
         service = self._context.service
         try:
-            _, self._protocol, name = self._reply.path.split("/")
-            method = _METHODS[name]
+            self._protocol, name, method = _BY_PATH[self._reply.path]
             if isinstance(method, _Tensors):
                 self._method = method
                 if len(data) > LARGE:
