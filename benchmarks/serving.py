@@ -34,7 +34,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from msplit.serving.server import messages, rpc, tensors
+from msplit.serving.server import messages, rpc, run, tensors
 
 PREDICT = rpc.PATHS[0]
 WIDTH = 8
@@ -129,7 +129,7 @@ def echo(port: int, kind: str) -> None:
                 if what == pygrpc_native.EVENT_CALL:
                     front.respond(call, data)
     else:
-        asyncio.Runner(loop_factory=rpc.loop_factory()).run(_echo_on_a_loop(port, kind))
+        asyncio.Runner(loop_factory=run.loop_factory()).run(_echo_on_a_loop(port, kind))
     print("ready:", flush=True)
     threading.Event().wait()
 
@@ -181,7 +181,6 @@ def empty(port: int, rest: int) -> None:
     from msplit.serving.pool.ports import Port, Ports
     from msplit.serving.pool.settings import PoolSettings
     from msplit.serving.pool.steps import StepSlot
-    from msplit.serving.server import run
     from msplit.serving.server.models import Models, Version, signature_of
 
     batches = (1, 4, 16, 64)

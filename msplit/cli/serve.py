@@ -201,14 +201,14 @@ def command(served: Served, engine: SharedEngine, pooling: Pooling, batching: Ba
     Options go by TensorFlow Serving's names, too, such as --rest_api_port. This executes the models.
     """
     _require()
-    from msplit.serving.server import run
+    from msplit.serving.server import making, run
 
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
     tags = served.saved_model_tags if served.tags is None else served.tags
     with run.held(where) as ports, ExitStack() as stack:
         with telling() as tell:
-            ready = run.ready(configs, request, settings, tags=tags, signatures=served.signatures, progress=tell)
+            ready = making.ready(configs, request, settings, tags=tags, signatures=served.signatures, progress=tell)
             models = stack.enter_context(ready)
         return run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
 

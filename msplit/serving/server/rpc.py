@@ -83,7 +83,7 @@ _NO_DEADLINE = 1e9
 _LOG = logging.getLogger(__name__)
 
 
-class Call:
+class GrpcCall:
     """A request over gRPC, to be answered once, by any thread.
 
     Attributes:
@@ -147,7 +147,7 @@ class Call:
                 self._call.start_server_batch(operations, then)
 
 
-class HealthWatch(Call):
+class HealthWatch(GrpcCall):
     """A call that is told the health of the server, and again when it stops."""
 
     __slots__ = ("_known",)
@@ -155,8 +155,13 @@ class HealthWatch(Call):
     def answer(self, data: bytes) -> None:
         """Sends the health of now. The call stays open until the server stops."""
         self._known, self.cancel = data is not _UNKNOWN, self._gone
-        self._server.watchers[self] = None
-        self._send(_nothing, cygrpc.SendInitialMetadataOperation(None, 0), cygrpc.SendMessageOperation(data, 0))
+        self._send(self._told, cygrpc.SendInitialMetadataOperation(None, 0), cygrpc.SendMessageOperation(data, 0))
+
+    def _told(self, event: Any) -> None:
+        """Has it told the end, too. Before the first message is sent gRPC takes no second one."""
+        del event
+        if self in self._server.open:
+            self._server.watchers[self] = None
 
     def fail(self, status: int, message: str) -> None:
         """Says that there is no such service."""
@@ -194,7 +199,7 @@ class GrpcServer:
 
     def __init__(
         self,
-        take: Callable[[Call, bytes, float | None], object],
+        take: Callable[[GrpcCall, bytes, float | None], object],
         stopping: Stopping,
         most: int,
         drive: Callable[[], bool] = lambda: False,
@@ -206,10 +211,10 @@ class GrpcServer:
             *_LIMITS,
         ]
         self._take, self._stopping, self._drive, self._port = take, stopping, drive, 0
-        self.open: dict[Call, bool] = {}
+        self.open: dict[GrpcCall, bool] = {}
         self.watchers: dict[HealthWatch, None] = {}
         self.lock, self.over = threading.RLock(), False
-        self._young: deque[Call] = deque()
+        self._young: deque[GrpcCall] = deque()
         self._queue, self._server = cygrpc.CompletionQueue(), cygrpc.Server(options, False)
         self._server.register_completion_queue(self._queue)
         self._thread: threading.Thread | None = None
@@ -265,7 +270,7 @@ class GrpcServer:
         self._request()
         details = event.call_details
         path = _KNOWN.get(details.method)
-        call = (HealthWatch if path == WATCH else Call)(self, event.call, path or "")
+        call = (HealthWatch if path == WATCH else GrpcCall)(self, event.call, path or "")
         self.open[call] = path != WATCH and not self._stopping.is_set()
         if path is None:
             call.fail(_UNIMPLEMENTED, "Method not found!")
@@ -273,7 +278,7 @@ class GrpcServer:
         left = details.deadline - time.time()
         call.receive(lambda event: self._came(call, event, None if left > _NO_DEADLINE else left))
 
-    def _came(self, call: Call, event: Any, left: float | None) -> None:
+    def _came(self, call: GrpcCall, event: Any, left: float | None) -> None:
         """Hands the bytes of a request on. There are none where it is too large, or its client has gone; gRPC then ends the call."""
         data = event.batch_operations[0].message()
         if data is None:
@@ -312,16 +317,6 @@ class GrpcServer:
             for watcher in [*self.watchers]:
                 del self.watchers[watcher]
                 watcher.stop()
-
-
-def loop_factory() -> Callable[[], Any] | None:
-    """Factory of event loops: uvloop if installed, which takes a quarter less time per request."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None
-    found: Callable[[], Any] = uvloop.new_event_loop
-    return found
 
 
 def _hang_up(port: int) -> None:

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from msplit.serving.server.service import Service, take
+from msplit.serving.server.exchange import take
+from msplit.serving.server.service import Service
 
 
 class Reply:

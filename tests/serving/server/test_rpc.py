@@ -28,7 +28,7 @@ class Running:
         self.server, self.port = rpc.GrpcServer(self.take, self.stopping, MOST), free_port()
         assert self.server.start("127.0.0.1", self.port)
 
-    def take(self, call: rpc.Call, data: bytes, left: float | None) -> None:
+    def take(self, call: rpc.GrpcCall, data: bytes, left: float | None) -> None:
         self.left.append(left)
         if data == b"fail":
             call.fail(3, "no – é")
@@ -118,7 +118,6 @@ def test_who_watches_health_is_told_the_end(running: Running, stays: bool) -> No
     with grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"healthy", timeout=20)
         assert next(watch) == b"healthy"
-        assert len(running.server.watchers) == 1
         if stays:
             running.stopping.set()
             assert list(watch) == [b"\x08\x02"]
