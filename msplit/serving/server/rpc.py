@@ -18,18 +18,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
-import grpc  # noqa: F401  sets up what the next one needs
 from grpc._cython import cygrpc
-
-
-class Stopping(Protocol):
-    """Flag that is set when no more requests are taken."""
-
-    def is_set(self) -> bool:
-        """True from then on."""
-
 
 _OPEN = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/"
@@ -200,7 +191,7 @@ class GrpcServer:
     def __init__(
         self,
         take: Callable[[GrpcCall, bytes, float | None], object],
-        stopping: Stopping,
+        stopping: threading.Event,
         most: int,
         drive: Callable[[], bool] = lambda: False,
     ) -> None:
