@@ -164,6 +164,19 @@ def test_a_request_like_one_before_is_read_as_if_it_were_the_first(way: str, nam
     assert known == (21 if fixed else 0)  # a bool is looked at, and a number may take more bytes the next time
 
 
+def test_a_large_input_is_a_view_and_a_small_one_is_aligned() -> None:
+    ports = {"x": Port("float32", (None, 2), 1 << 20)}
+    for rows, viewed in ((1, False), (1 << 14, True)):
+        x, kept = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2), decode.Reader(decode.predict_request)
+        data = predict(x=proto(1, [rows, 2], field(4, x.tobytes())))
+        for known in (False, True):
+            assert (kept.knows(data) is not None) == known
+            found = kept.parts(data).feeds(ports)["x"]
+            np.testing.assert_array_equal(found, x)
+            assert (found.base is data) == (known and viewed)
+            assert found.flags.aligned or viewed
+
+
 def test_a_request_like_one_before_is_read_anew_for_another_model() -> None:
     kept, data = decode.Reader(decode.predict_request), predict(x=TWO)
     assert kept.parts(data).feeds(PORTS)["x"].tolist() == [[1, 2]]
