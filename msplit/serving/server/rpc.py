@@ -64,7 +64,7 @@ _AT_ONCE = 64
 _SPIN = 0.02
 """Seconds after the last event for which the thread polls gRPC and the pools without sleeping."""
 _NAP, _IDLE = 1e-3, 0.1
-"""Seconds for which it waits for gRPC after that, while a pool works, and while none does."""
+"""Seconds for which it waits for gRPC after that, while there is something to look after, and while there is not."""
 _PATIENCE = 1e-3
 """Seconds after which a call that is not answered yet is watched for being cancelled: one more event for gRPC, which few calls need."""
 
@@ -230,16 +230,16 @@ class GrpcServer:
         Connections are closed from below: gRPC would cancel the calls that come while it stops, which clients would take for their own
         doing. A connection that is gone is `UNAVAILABLE`.
         """
-        if self._thread is None:
-            return
         loop = asyncio.get_running_loop()
         over = loop.time() + grace
         while any([*self.open.values()]) and loop.time() < over:
             await asyncio.sleep(_LOOK)
         if grace:
             await asyncio.sleep(_FLUSH)
-        _hang_up(self._port)
         thread, self._thread = self._thread, None
+        if thread is None:  # it was told to end at once meanwhile
+            return
+        _hang_up(self._port)
         self._server.shutdown(self._queue, self._end_queue)
         self._server.cancel_all_calls()
         await loop.run_in_executor(None, thread.join)
@@ -249,6 +249,7 @@ class GrpcServer:
         del event
         with self.lock:
             self.over = True
+            self.open.clear()
             self._queue.shutdown()
 
     def _request(self) -> None:
@@ -284,8 +285,9 @@ class GrpcServer:
         busy, last, kind = False, 0.0, None
         while kind != over:
             try:
-                wait = _IDLE if not busy else _NAP if time.perf_counter() - last > _SPIN else 0.0
-                deadline = time.time() + wait if wait else 0.0
+                deadline = 0.0
+                if not busy or time.perf_counter() - last > _SPIN:
+                    deadline = time.time() + (_NAP if busy or self._young else _IDLE)
                 for _ in range(_AT_ONCE):
                     event = poll(deadline=deadline)
                     kind = event.completion_type

@@ -143,6 +143,22 @@ def test_it_ends_when_calls_are_answered_and_waits_no_longer_than_it_may(running
     assert not running.server.open
 
 
+def test_it_ends_at_once_while_it_waits_for_the_end(running: Running, ask: Any) -> None:
+    async def both() -> None:
+        waits = asyncio.create_task(running.server.end(10.0))
+        await asyncio.sleep(0.05)
+        await running.server.end()
+        await waits
+
+    never = ask.future(b"never")
+    while not running.left:
+        time.sleep(0.001)
+    start = time.monotonic()
+    asyncio.run(both())
+    assert time.monotonic() - start < 9
+    assert never.code() is grpc.StatusCode.UNAVAILABLE
+
+
 def test_an_answer_after_the_end_goes_nowhere(running: Running, ask: Any) -> None:
     """gRPC's own check of it would end the process."""
     asked = ask.future(b"later")
