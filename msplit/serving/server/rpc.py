@@ -236,10 +236,10 @@ class GrpcServer:
             await asyncio.sleep(_LOOK)
         if grace:
             await asyncio.sleep(_FLUSH)
-        thread, self._thread = self._thread, None
-        if thread is None:  # it was told to end at once meanwhile
+        if self._thread is None:  # it was told to end at once meanwhile
             return
-        _hang_up(self._port)
+        _hang_up(self._port)  # before calls are left alone, which gRPC would cancel
+        thread, self._thread = self._thread, None
         self._server.shutdown(self._queue, self._end_queue)
         self._server.cancel_all_calls()
         await loop.run_in_executor(None, thread.join)
