@@ -286,7 +286,8 @@ def test_what_is_wrong_is_told_and_harms_nobody(channel: Any, expected: Any, nam
     ],
 )
 def test_what_there_is_not_is_not_found(channel: Any, spec: dict[str, Any], code: str, said: str) -> None:
-    model = spec.pop("model", "pairs") if "model" in spec else "pairs"
+    spec = {"model": "pairs", **spec}
+    model = spec.pop("model")
     with pytest.raises(grpc.RpcError) as caught:
         ask(channel, request_for(model, {"item": rows(1, width=10)}, **spec))
     assert caught.value.code().name == code
