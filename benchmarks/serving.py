@@ -1,87 +1,100 @@
-"""What a server adds to a step: `msplit serve` asked by clients in processes of their own, beside a step of the pool from Python, and
-beside a gRPC server that sends back what it gets.
+"""What a server adds to a step, and how many requests a core of it answers: `msplit serve` of a model, of an empty one, and the echo of its
+front alone, in turns, asked from other processes.
 
-    python benchmarks/serving.py model.build --rows 1 --front-ends 0,2,4 --serve '--groups 8'
+    python benchmarks/serving.py [model.build] --rows 1 --serve '--groups 8'
+    python benchmarks/serving.py --fronts            # echoes of other fronts, too: benchmarks/notes/front.md
 
-Prints p50 and p99 of one client, and requests per second of many, for the echo and for each number of front ends. Only the length of
-answers is looked at: `msplit load --server` checks their values. Everything after --serve goes to `msplit serve`.
+Prints for each the p50 of one client of grpcio and of one whose frames are made before (`grpc_load.py`), requests per second with many in
+flight from several processes, and the processor time of the server for each request, in all its threads and processes (user and system);
+and at the end what the targets are about. Answers are counted, not looked at: `msplit load --server` checks their values. Everything after
+--serve goes to `msplit serve`. Where other work shares the cores, only processor times mean something.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
+import os
 import shlex
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import grpc
 import numpy as np
 
-from msplit.serving.server import messages, rpc, tensors
+from msplit.serving.server import messages, rpc, run, tensors
 
-PREDICT = "/tensorflow.serving.PredictionService/Predict"
-OWN = [("grpc.use_local_subchannel_pool", 1)]
+PREDICT = rpc.PATHS[0]
+WIDTH = 8
+"""Numbers of a row of the empty model."""
 
 
-def request_of(name: str, signature: dict[str, Any], rows: int) -> bytes:
-    """A request with made-up inputs."""
+def request_of(name: str, shapes: dict[str, tuple[str, list[int]]]) -> bytes:
+    """A request with made-up inputs of these types and shapes."""
     made = messages.PredictRequest()
     made.model_spec.name = name
     generator = np.random.default_rng(0)
-    for key, info in signature["inputs"].items():
-        shape = [rows if int(dim["size"]) < 0 else int(dim["size"]) for dim in info["tensor_shape"]["dim"]]
-        if info["dtype"] != "DT_FLOAT":
-            array = np.zeros(shape, {"DT_INT32": np.int32, "DT_INT64": np.int64, "DT_BOOL": bool}[info["dtype"]])
-        else:
-            array = generator.standard_normal(shape, np.float32)
+    for key, (dtype, shape) in shapes.items():
+        array = generator.standard_normal(shape, np.float32) if dtype == "DT_FLOAT" else np.zeros(shape, TYPES[dtype])
         tensors.to_tensor_proto(array, made.inputs[key], as_content=True)
     return made.SerializeToString()
 
 
-def one(port: int, data: bytes, seconds: float) -> list[float]:
-    """Seconds of each request of one client that waits for its answers."""
+TYPES = {"DT_INT32": np.int32, "DT_INT64": np.int64, "DT_BOOL": bool}
+
+
+def asked_by_grpcio(port: int, data: bytes, seconds: float) -> float:
+    """Median of one client of grpcio that waits for its answers, in µs."""
     taken = []
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=OWN) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         call = channel.unary_unary(PREDICT)
-        for _ in range(50):
-            call(data)
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             start = time.perf_counter()
             call(data)
             taken.append(time.perf_counter() - start)
-    return taken
+    return median(taken) * 1e6
 
 
-def many(port: int, data: bytes, seconds: float, in_flight: int) -> int:
-    """Requests that one process has answered, so many at once."""
+def asked_by_frames(
+    port: int, data: bytes, processes: int, connections: int, in_flight: int, requests: int
+) -> tuple[float, float]:
+    """p50 in µs, and requests per second in all."""
+    command = [sys.executable, str(Path(__file__).parent / "grpc_load.py"), str(port), PREDICT]
+    command += map(str, (connections, in_flight, requests))
+    workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(processes)]
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write(data)
+        worker.stdin.close()
+    found = []
+    for worker in workers:
+        assert worker.stdout is not None
+        found.append(json.loads(worker.stdout.read()))
+        worker.wait()
+    rate = sum(len(one["us"]) / one["seconds"] for one in found)
+    return median([taken for one in found for taken in one["us"]]), rate
 
-    async def run() -> int:
-        count = 0
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OWN) as channel:
-            call = channel.unary_unary(PREDICT)
-            first = await call(data)
-            end = time.perf_counter() + seconds
 
-            async def client() -> None:
-                nonlocal count
-                while time.perf_counter() < end:
-                    answer = await call(data)
-                    assert len(answer) == len(first)
-                    count += 1
-
-            await asyncio.gather(*(client() for _ in range(in_flight)))
-        return count
-
-    with asyncio.Runner(loop_factory=rpc.loop_factory()) as runner:
-        return runner.run(run())
+def processor_time(pid: int) -> float:
+    """Seconds of all threads of a process and of those that it has started."""
+    total = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total += int((task / "schedstat").read_text().split()[0]) / 1e9
+        total += sum(processor_time(int(child)) for child in (task / "children").read_text().split())
+    return total
 
 
 def free_port() -> int:
@@ -90,32 +103,150 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-async def echo(port: int) -> None:
-    """Sends back what comes, until it is ended."""
+# --- What is asked
 
-    async def back(data: bytes, context: Any) -> bytes:
-        return data
 
-    method = grpc.unary_unary_rpc_method_handler(back)
-    server = grpc.aio.server()
-    service, name = PREDICT[1:].split("/")
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: method}),))
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
+def echo(port: int, kind: str) -> None:
+    """Sends back what comes, until it is ended, by one of several fronts."""
+    if kind == "msplit":
+        made = rpc.GrpcServer(lambda call, data, left: call.answer(data), threading.Event(), 64 << 20)
+        assert made.start("127.0.0.1", port)
+    elif kind == "grpcio":
+        from concurrent.futures import ThreadPoolExecutor
+
+        handler = grpc.unary_unary_rpc_method_handler(lambda data, context: data)
+        server = grpc.server(ThreadPoolExecutor(4), handlers=[_handlers(handler)])
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        server.start()
+    elif kind == "pygrpc-native":
+        import pygrpc_native
+
+        front = pygrpc_native.NativeGrpcFront(f"127.0.0.1:{port}", [(PREDICT, False)], io_threads=1)
+        front.start()
+        print("ready:", flush=True)
+        while (events := front.recv_batch(64)) is not None:
+            for what, call, _, data, _ in events:
+                if what == pygrpc_native.EVENT_CALL:
+                    front.respond(call, data)
+    else:
+        asyncio.Runner(loop_factory=run.loop_factory()).run(_echo_on_a_loop(port, kind))
     print("ready:", flush=True)
-    await server.wait_for_termination()
+    threading.Event().wait()
 
 
-def a_step(arguments: argparse.Namespace) -> None:
-    """A step of the same from Python, in this process."""
+def _handlers(handler: Any) -> Any:
+    service, name = PREDICT[1:].split("/")
+    return grpc.method_handlers_generic_handler(service, {name: handler})
+
+
+async def _echo_on_a_loop(port: int, kind: str) -> None:
+    if kind == "grpclib":
+        from grpclib.const import Cardinality, Handler
+        from grpclib.encoding.base import CodecBase
+        from grpclib.server import Server
+
+        class Bytes(CodecBase):
+            __content_subtype__ = "proto"
+
+            def encode(self, message: Any, message_type: Any) -> bytes:
+                return message
+
+            def decode(self, data: bytes, message_type: Any) -> bytes:
+                return data
+
+        class Echo:
+            async def back(self, stream: Any) -> None:
+                await stream.send_message(await stream.recv_message())
+
+            def __mapping__(self) -> dict[str, Any]:
+                return {PREDICT: Handler(self.back, Cardinality.UNARY_UNARY, None, None)}
+
+        await Server([Echo()], codec=Bytes()).start("127.0.0.1", port)
+    else:
+
+        async def back(data: bytes, context: Any) -> bytes:
+            return data
+
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((_handlers(grpc.unary_unary_rpc_method_handler(back)),))
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+    print("ready:", flush=True)
+    await asyncio.Event().wait()
+
+
+def empty(port: int, rest: int, front: str) -> None:
+    """`msplit serve` of a model that does nothing, on a slot that is polled as one of a GPU."""
+    from msplit.serving.pool.pool import About, Pool
+    from msplit.serving.pool.ports import Port, Ports
+    from msplit.serving.pool.settings import PoolSettings
+    from msplit.serving.pool.steps import StepSlot
+    from msplit.serving.server.models import Models, Version, signature_of
+
+    batches = (1, 4, 16, 64)
+    ports = Ports({"x": np.dtype(np.float32)}, {rows: {"x": (rows, WIDTH)} for rows in batches}, ({"x": 1}, {"y": 1}))
+    slot = StepSlot(dict.fromkeys(batches, lambda feeds: {"y": feeds["x"]}), ports)
+    about = About("empty", {"y": Port("float32", (None, WIDTH))}, (), (), {})
+    where = run.Listening(port=port, rest_port=rest, front=front)
+    with Pool(ports, [(0, slot)], PoolSettings(groups=1), about) as made, run.held(where) as held:
+        only = signature_of(made, None)
+        models = Models({"m": {1: Version("m", 1, {only.name: only})}})
+        run.run(models, where, held, ready=lambda: print("ready:", flush=True), log=print)
+
+
+@dataclass
+class Asked:
+    """A server, and what was found out about it.
+
+    Attributes:
+        name: Name in the table.
+        pid: Its process.
+        port: Port of gRPC.
+        data: Request.
+    """
+
+    name: str
+    pid: int
+    port: int
+    data: bytes
+    grpcio: list[float] = field(default_factory=list)
+    frames: list[float] = field(default_factory=list)
+    rate: list[float] = field(default_factory=list)
+    one: list[float] = field(default_factory=list)
+    many: list[float] = field(default_factory=list)
+
+
+@contextmanager
+def started(name: str, command: list[str], port: int) -> Iterator[subprocess.Popen[str]]:
+    server = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    try:
+        for line in server.stdout or ():
+            if line.startswith("ready:"):
+                break
+            print(f"  {name}: {line}", end="", flush=True)
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+                if server.poll() is not None:
+                    raise
+        threading.Thread(target=lambda: [*(server.stdout or ())], daemon=True).start()
+        yield server
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def a_step(model: Path, rows: int) -> float:
+    """Median of a step of the same model from Python, in this process, in µs."""
     import msplit
 
-    with msplit.pool(arguments.model, groups=1) as pool:
+    with msplit.pool(model, groups=1) as pool:
         generator = np.random.default_rng(0)
         feeds = {
-            name: generator.standard_normal([arguments.rows if size is None else size for size in port.shape]).astype(
-                port.dtype
-            )
+            name: generator.standard_normal([rows if size is None else size for size in port.shape]).astype(port.dtype)
             for name, port in pool.inputs.items()
         }
         taken = []
@@ -123,96 +254,121 @@ def a_step(arguments: argparse.Namespace) -> None:
             start = time.perf_counter()
             pool.step(feeds)
             taken.append(time.perf_counter() - start)
-    print(f"a step of the pool from Python: p50 {np.median(taken) * 1e6:.0f} µs", flush=True)
+    return median(taken) * 1e6
 
 
-def measure(arguments: argparse.Namespace, front_ends: int | None) -> None:
-    """A server with so many front ends; None: the echo."""
-    port, rest = free_port(), free_port()
-    options = [*shlex.split(arguments.serve), "--front-ends", str(front_ends)]
-    where = ["--port", str(port), "--rest-api-port", str(rest), "--model", f"m={arguments.model}"]
-    command = ["-m", "msplit", "serve", *where, *options]
-    if front_ends is None:
-        command = [__file__, str(arguments.model), "--echo", str(port)]
-    server = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
-    about = "echo" if front_ends is None else f"front ends {front_ends}"
-    try:
-        for line in server.stdout or ():
-            print(f"  {line}", end="")
-            if line.startswith("ready:"):
-                break
-        if front_ends is None:
-            data = bytes(arguments.rows * 512)
-        else:
-            with urllib.request.urlopen(f"http://127.0.0.1:{rest}/v1/models/m/metadata") as answer:
-                signatures = json.load(answer)["metadata"]["signature_def"]["signature_def"]
-            data = request_of("m", next(iter(signatures.values())), arguments.rows)
-        taken = sorted(one(port, data, arguments.seconds))
-        p50, p99 = (taken[len(taken) * part // 100] * 1e6 for part in (50, 99))
-        print(
-            f"{about}: one client p50 {p50:.0f} µs, p99 {p99:.0f} µs, {len(taken) / arguments.seconds:.0f}/s",
-            flush=True,
-        )
-        command = [sys.executable, __file__, str(arguments.model), "--seconds", str(arguments.seconds)]
-        workers = [
-            subprocess.Popen(
-                [*command, "--client", str(port), "--in-flight", str(arguments.in_flight)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            for _ in range(arguments.clients)
-        ]
-        counts = []
-        for worker in workers:
-            assert worker.stdin is not None
-            worker.stdin.write(data)
-            worker.stdin.close()
-        for worker in workers:
-            assert worker.stdout is not None
-            counts.append(int(worker.stdout.read()))
-            worker.wait()
-        rate = sum(counts) / arguments.seconds
-        print(
-            f"{about}: {arguments.clients} processes × {arguments.in_flight} in flight {rate:.0f}/s",
-            flush=True,
-        )
-        if front_ends is None:
-            return
-        with urllib.request.urlopen(f"http://127.0.0.1:{rest}/metrics") as answer:
-            stats = [
-                line
-                for line in answer.read().decode().splitlines()
-                if line.startswith("msplit_pool_") and "_created" not in line
-            ]
-        print("  " + ", ".join(f"{line.split('{')[0][12:]} {line.rsplit(' ', 1)[1]}" for line in stats))
-    finally:
-        server.terminate()
-        server.wait(60)
+def measure(asked: Asked, arguments: argparse.Namespace) -> None:
+    """One round."""
+    processes, connections, in_flight, requests = (
+        arguments.clients,
+        arguments.connections,
+        arguments.in_flight,
+        arguments.requests,
+    )
+    asked.grpcio.append(asked_by_grpcio(asked.port, asked.data, arguments.seconds))
+    for times, shape in (
+        (asked.one, (1, 1, 1, requests // 4)),
+        (asked.many, (processes, connections, in_flight, requests)),
+    ):
+        before = processor_time(asked.pid)
+        p50, rate = asked_by_frames(asked.port, asked.data, *shape)
+        times.append((processor_time(asked.pid) - before) / (shape[0] * shape[3]) * 1e6)
+        (asked.frames if times is asked.one else asked.rate).append(p50 if times is asked.one else rate)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--front-ends", default="0,2,4")
     parser.add_argument("--serve", default="")
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--in-flight", type=int, default=8)
-    parser.add_argument("--echo", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--client", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--fronts", action="store_true", help="echoes of other fronts, too, as far as they are installed"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of grpcio's client in each round")
+    parser.add_argument("--requests", type=int, default=20_000, help="of each process in each round")
+    parser.add_argument("--clients", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes")
+    parser.add_argument("--connections", type=int, default=4, help="of each of them")
+    parser.add_argument("--in-flight", type=int, default=8, help="on each connection")
+    parser.add_argument("--as", dest="role", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.client:
-        print(many(arguments.client, sys.stdin.buffer.read(), arguments.seconds, arguments.in_flight))
+    if arguments.role:
+        kind, *values = arguments.role
+        empty(int(values[0]), int(values[1]), values[2]) if kind == "empty" else echo(int(values[0]), kind)
         return
-    if arguments.echo:
-        asyncio.run(echo(arguments.echo))
-        return
-    a_step(arguments)
-    measure(arguments, None)
-    for front_ends in map(int, arguments.front_ends.split(",")):
-        measure(arguments, front_ends)
+    itself = [str(Path(__file__)), "--as"]
+    shape = {"x": ("DT_FLOAT", [arguments.rows, WIDTH])}
+    fronts = ["msplit", *(["grpc.aio", "grpcio", "pygrpc-native", "grpclib"] if arguments.fronts else ["grpc.aio"])]
+    fronts = [one for one in fronts if not (package := PACKAGES.get(one)) or importlib.util.find_spec(package)]
+    with ExitStack() as stack:
 
+        def opened(name: str, command: Callable[[int, int], list[str]]) -> Asked:
+            port, rest = free_port(), free_port()
+            server = stack.enter_context(started(name, command(port, rest), port))
+            data = request_of("m", shape)
+            if name == "msplit serve":
+                with urllib.request.urlopen(f"http://127.0.0.1:{rest}/v1/models/m/metadata") as answer:
+                    (signature, *_) = json.load(answer)["metadata"]["signature_def"]["signature_def"].values()
+                sizes = {
+                    key: (info["dtype"], [int(dim["size"]) for dim in info["tensor_shape"]["dim"]])
+                    for key, info in signature["inputs"].items()
+                }
+                data = request_of(
+                    "m",
+                    {
+                        key: (kind, [arguments.rows if one < 0 else one for one in dims])
+                        for key, (kind, dims) in sizes.items()
+                    },
+                )
+            return Asked(name, server.pid, port, data)
+
+        step = a_step(arguments.model, arguments.rows) if arguments.model else 0.0
+        every = [
+            opened(f"echo, {kind}", lambda port, rest, kind=kind: [*itself, kind, str(port)])  # type: ignore[misc]
+            for kind in fronts
+        ]
+        for front in ("grpcio", "native")[: 2 if "pygrpc-native" in fronts else 1]:
+            every.append(
+                opened(
+                    f"empty model, --front {front}",
+                    lambda port, rest, front=front: [*itself, "empty", str(port), str(rest), front],  # type: ignore[misc]
+                )
+            )
+        if arguments.model:
+            options = [*shlex.split(arguments.serve), "--model", f"m={arguments.model}"]
+            command = ["-m", "msplit", "serve", *options]
+            every.append(
+                opened("msplit serve", lambda port, rest: [*command, "--port", str(port), "--rest-api-port", str(rest)])
+            )
+        for turn in range(arguments.rounds + 1):
+            for asked in every:
+                measure(asked, arguments)
+                if not turn:  # the first is not counted
+                    for values in (asked.grpcio, asked.frames, asked.rate, asked.one, asked.many):
+                        values.clear()
+    where = f"{arguments.clients} processes × {arguments.connections} connections × {arguments.in_flight} in flight"
+    print(
+        f"| | one client of grpcio, p50 µs | one whose frames are made, p50 µs | {where}, requests/s "
+        "| processor µs per request: one client | many | requests/s per core |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for asked in every:
+        found = [median(values) for values in (asked.grpcio, asked.frames, asked.rate, asked.one, asked.many)]
+        print(f"| {asked.name} | " + " | ".join(f"{value:,.0f}" for value in (*found, 1e6 / found[-1])) + " |")
+    for asked in every[len(fronts) :]:
+        native = "native" in asked.name or (asked is every[-1] and "--front native" in arguments.serve)
+        front = next((one for one in every if one.name == "echo, pygrpc-native"), every[0]) if native else every[0]
+        more = median(asked.grpcio) - (step if asked.name == "msplit serve" else 0.0)
+        print(
+            f"{asked.name}: {median(asked.rate) / median(front.rate):.2f} of the requests/s of its {front.name} (target 0.6)"
+        )
+        print(f"{asked.name}: p50 of one client is {more:.0f} µs more than a step (target 250)")
+        print(
+            f"{asked.name}: {1e6 / median(asked.many):,.0f} requests/s for each core that the server takes (target 10,000)"
+        )
+
+
+PACKAGES = {"pygrpc-native": "pygrpc_native", "grpclib": "grpclib"}
 
 if __name__ == "__main__":
     main()

@@ -161,17 +161,17 @@ class Doors:
         type=click.IntRange(1, 2047),
         help="Size of the largest request.",
     )
+    front: str = option(
+        "--front",
+        default="grpcio",
+        show_default=True,
+        type=click.Choice(["grpcio", "native"]),
+        help="What speaks gRPC: grpcio, or pygrpc-native, which takes less time but bounds less.",
+    )
     enable_serialization_as_tensor_content: bool = option(
         "--enable-serialization-as-tensor-content",
         **_switch(False),
         help="Answer in tensor_content, not in float_val and its kin.",
-    )
-    front_ends: int = option(
-        "--front-ends",
-        default=0,
-        show_default=True,
-        type=click.IntRange(0, 64),
-        help="Processes that speak gRPC, for more requests than one can read; 0: the one that runs the models.",
     )
 
     def listening(self) -> Listening:
@@ -192,7 +192,7 @@ class Doors:
             grace=self.grace,
             as_content=self.enable_serialization_as_tensor_content,
             timeout=self.timeout,
-            front_ends=self.front_ends,
+            front=self.front,
         )
 
 
@@ -211,14 +211,14 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
     Options go by TensorFlow Serving's names, too, such as --rest_api_port. This executes the models.
     """
     _require()
-    from msplit.serving.server import run
+    from msplit.serving.server import making, run
 
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
     tags = served.saved_model_tags if served.tags is None else served.tags
     with run.held(where) as ports, ExitStack() as stack:
         with telling() as tell:
-            ready = run.ready(configs, request, settings, tags=tags, signatures=served.signatures, progress=tell)
+            ready = making.ready(configs, request, settings, tags=tags, signatures=served.signatures, progress=tell)
             models = stack.enter_context(ready)
         return run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
 

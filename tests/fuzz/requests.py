@@ -309,7 +309,7 @@ def make(seed: int) -> Case:
 
 def _ask(path: str, data: bytes) -> tuple[int, bytes]:
     from msplit.serving.server import rest
-    from msplit.serving.server.service import answer
+    from tests.serving.server.asking import answer
 
     if path in (PREDICT, INFER):
         return asyncio.run(answer(service(), path, data, 20.0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -119,8 +119,10 @@ class Pool(DisplayMixin):
         arrays, rows, key = self._ports.check(feeds)
         step = self._steps.take(priority, rows)
         if step is not None:
-            return self._ports.cut(self._driver.run_alone(step, arrays), (rows,))[0]
-        waited: Answer = self._put(arrays, rows, key, priority, NEVER).result()
+            return self._steps.cut(self._driver.run_alone(step, arrays), rows)
+        future = self._put(arrays, rows, key, priority, NEVER)
+        self._driver.poll_sometimes(time.perf_counter())
+        waited: Answer = future.result()
         return waited
 
     def submit(
@@ -153,7 +155,33 @@ class Pool(DisplayMixin):
                 raise EngineError("this pool's outputs are on the host", fix="leave out on_device")
             key = None if key is None else ("on the device", key)
         patience = NEVER if timeout is None else number("the timeout", timeout)
-        return self._put(arrays, rows, key, priority, patience, on_device=on_device)
+        future = self._put(arrays, rows, key, priority, patience, on_device=on_device)
+        self._driver.poll_sometimes(time.perf_counter())
+        return future
+
+    def submit_driven(
+        self, feeds: Feeds, done: Callable[[Future[Answer]], object], *, priority: int = 0, timeout: float | None = None
+    ) -> Future[Answer]:
+        """Takes a request as `submit` does, from a caller that calls `drive` until nothing runs or waits: no thread of the pool is woken.
+
+        Args:
+            feeds: Inputs by name.
+            done: Called with the future when it is done, by the thread that drives the pool or runs the step.
+            priority: Priority level.
+            timeout: Seconds after which it is too late to start the request.
+        """
+        arrays, rows, key = self._ports.check(feeds)
+        steps, step = self._steps, None
+        if self.polls and not steps.scheduler.running and not self.settings.max_delay_us:
+            step = steps.take(priority, rows)
+        if step is not None:
+            future = PoolFuture(self._driver)
+            Future.add_done_callback(future, done)  # `PoolFuture` has a thread of the pool poll
+            self._driver.start_alone(step, arrays, future)
+        else:
+            future = self._put(arrays, rows, key, priority, NEVER if timeout is None else timeout)
+            Future.add_done_callback(future, done)
+        return future
 
     def _put(
         self, feeds: Feeds, rows: int, key: Any, level: int, patience: float, *, on_device: bool = False
@@ -163,7 +191,6 @@ class Pool(DisplayMixin):
         future = PoolFuture(self._driver)
         claim = future.set_running_or_notify_cancel
         self._steps.put(Request(rows, key, level, now, now + patience, claim, {**feeds}, future, on_device))
-        self._driver.poll_sometimes(now)
         return future
 
     def drive(self, seconds: float = 0.0) -> bool:

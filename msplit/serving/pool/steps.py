@@ -314,6 +314,10 @@ class PoolSteps:
         if decision is not NOTHING:
             self._do(decision)
 
+    def cut(self, outputs: Answer, rows: int) -> Answer:
+        """Answer to the only request of a step, out of the step's outputs."""
+        return self._ports.cut(outputs, (rows,))[0]
+
     def end_alone(self, step: Step, problem: BaseException | None) -> None:
         """Gives back the slot of a step that this thread ran itself. `problem` is the error with which it failed."""
         if problem is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -44,6 +44,7 @@ class Input:
         count: Number of values that came.
         load: Makes an array of them.
         fills: True if the last value stands for all that are left out, as in a TensorProto.
+        span: Where its values begin and end, if these bytes are those of the array, whatever they are.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Input:
     count: int
     load: Callable[[], NDArray[Any]]
     fills: bool = False
+    span: tuple[int, int] | None = None
 
     def _misfit(self, why: str) -> Refusal:
         return invalid(f"input {self.name} is said to be {self.dtype.name} {list(self.shape)}{why}")
@@ -163,15 +165,19 @@ class Parts:
     feeds: Callable[[Mapping[str, Port]], Mapping[str, NDArray[Any]]]
 
 
-def predict_request(data: bytes) -> Parts:
-    """A PredictRequest of TensorFlow Serving's.
+Inputs = Callable[[Mapping[str, Port]], dict[str, Input]]
+"""Describes the inputs of a request, by the names of a model's inputs."""
+
+
+def predict_request(data: bytes) -> tuple[Any, Inputs]:
+    """A PredictRequest of TensorFlow Serving's: the message without its inputs, and these.
 
     Raises:
         Refusal: It is none.
     """
     rest, entries = apart(data, None, (2,), "PredictRequest")
 
-    def feeds(ports: Mapping[str, Port]) -> Mapping[str, NDArray[Any]]:
+    def inputs(ports: Mapping[str, Port]) -> dict[str, Input]:
         found: dict[str, Input] = {}
         for entry in entries:
             key, values = apart(data, entry, (2,), "InputsEntry")
@@ -180,37 +186,122 @@ def predict_request(data: bytes) -> Parts:
             if len(values) > 1:
                 raise invalid(f"input {name} has two values")
             found[place] = of_tensor_proto(data, values[0] if values else _all(b""), name, ports[place].most)
-        return _arrays(found, ports)
+        return found
 
-    return Parts(parsed(messages.PredictRequest, rest), feeds)
+    return parsed(messages.PredictRequest, rest), inputs
 
 
-def infer_request(data: bytes) -> Parts:
-    """A ModelInferRequest of the Open Inference Protocol's.
+def infer_request(data: bytes) -> tuple[Any, Inputs]:
+    """A ModelInferRequest of the Open Inference Protocol's: the message without its inputs, and these.
 
     Raises:
         Refusal: It is none.
     """
     rest, spans = apart(data, None, (5, 7), "ModelInferRequest")
-    inputs, raw = ([span for span in spans if span[0] == number] for number in (5, 7))
+    listed, raw = ([span for span in spans if span[0] == number] for number in (5, 7))
 
-    def feeds(ports: Mapping[str, Port]) -> Mapping[str, NDArray[Any]]:
-        if raw and len(raw) != len(inputs):
-            raise invalid(f"there are {len(inputs)} inputs, and {len(raw)} in raw_input_contents")
+    def inputs(ports: Mapping[str, Port]) -> dict[str, Input]:
+        if raw and len(raw) != len(listed):
+            raise invalid(f"there are {len(listed)} inputs, and {len(raw)} in raw_input_contents")
         found: dict[str, Input] = {}
-        for number, span in enumerate(inputs):
+        for number, span in enumerate(listed):
             head, contents = apart(data, span, (5,), "InferInputTensor")
             tensor = parsed(messages.ModelInferRequest.InferInputTensor, head)
             place = place_for(tensor.name, ports, found)
             found[place] = of_infer(data, tensor, contents, raw[number] if raw else None, ports[place].most)
-        return _arrays(found, ports)
+        return found
 
-    return Parts(parsed(messages.ModelInferRequest, rest), feeds)
+    return parsed(messages.ModelInferRequest, rest), inputs
 
 
-def _arrays(inputs: Mapping[str, Input], ports: Mapping[str, Port]) -> Mapping[str, NDArray[Any]]:
-    refuse_missing(inputs, ports)
-    return {name: one.array(ports[name]) for name, one in inputs.items()}
+# --- Requests like those before
+
+_MOST_LENGTHS = 256
+"""Lengths of requests for which layouts are kept."""
+_EACH = 4
+"""Layouts of one length."""
+_MOST_SAME = 1 << 16
+"""Bytes of a layout."""
+_VIEWED = 1 << 16
+"""Bytes from which on an input is a view of its request. To copy fewer takes less than all else, and aligns them."""
+
+
+class _Layout(NamedTuple):
+    """Request that was read, apart from its values.
+
+    Attributes:
+        same: Where each part that is no value begins and ends, and its bytes.
+        request: The message without its inputs.
+        ports: Inputs of the model that it was read for.
+        places: Name, shape and type of each input, and where its values begin.
+    """
+
+    same: tuple[tuple[int, int, bytes], ...]
+    request: Any
+    ports: Mapping[str, Port]
+    places: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]
+
+
+class Reader:
+    """Reads requests of one kind, and remembers them: clients send the same bytes again and again, but for the values. What was found out
+    about the others holds for the next request that has them, which is read in a tenth of the time.
+
+    Args:
+        read: `predict_request` or `infer_request`.
+    """
+
+    def __init__(self, read: Callable[[bytes], tuple[Any, Inputs]]) -> None:
+        self._read, self._known = read, dict[int, tuple[_Layout, ...]]()
+
+    def knows(self, data: bytes) -> _Layout | None:
+        """Layout of a request that is like one before."""
+        for layout in self._known.get(len(data), ()):
+            for start, end, same in layout.same:
+                if data[start:end] != same:
+                    break
+            else:
+                return layout
+        return None
+
+    def parts(self, data: bytes) -> Parts:
+        """A request.
+
+        Raises:
+            Refusal: It is none of its kind.
+        """
+        layout = self.knows(data)
+        request, inputs = self._read(data) if layout is None else (layout.request, None)
+
+        def feeds(ports: Mapping[str, Port]) -> Mapping[str, NDArray[Any]]:
+            if layout is not None and layout.ports is ports:
+                return _placed(data, layout)
+            found = (inputs or self._read(data)[1])(ports)
+            refuse_missing(found, ports)
+            arrays = {name: one.array(ports[name]) for name, one in found.items()}
+            self._learn(data, request, ports, found)
+            return arrays
+
+        return Parts(request, feeds)
+
+    def _learn(self, data: bytes, request: Any, ports: Mapping[str, Port], found: Mapping[str, Input]) -> None:
+        """Keeps the layout of a request whose inputs are right whatever their values are."""
+        spans, size = sorted([one.span for one in found.values() if one.span]), len(data)
+        if len(spans) < len(found) or size - sum([end - start for start, end in spans]) > _MOST_SAME:
+            return
+        cuts = zip([0, *[end for _, end in spans]], [*[start for start, _ in spans], size], strict=True)
+        same = tuple([(start, end, data[start:end]) for start, end in cuts])
+        places = tuple([(name, one.shape, one.dtype, one.span[0]) for name, one in found.items() if one.span])
+        if len(self._known) >= _MOST_LENGTHS:
+            self._known.clear()
+        self._known[size] = (_Layout(same, request, ports, places), *self._known.get(size, ())[: _EACH - 1])
+
+
+def _placed(data: bytes, layout: _Layout) -> dict[str, NDArray[Any]]:
+    arrays = {}
+    for name, shape, dtype, start in layout.places:
+        array: NDArray[Any] = np.ndarray(shape, dtype, data, start)
+        arrays[name] = array if array.nbytes >= _VIEWED else array.copy()
+    return arrays
 
 
 # --- TensorProto
@@ -354,7 +445,8 @@ def _content(data: bytes, span: Span, name: str, dtype: np.dtype[Any], shape: tu
         raise invalid(f"input {name} is said to be {dtype.name} {list(shape)}, and {end - start:,} bytes came")
     if dtype.hasobject:
         return Input(name, dtype, shape, count, lambda: protos.string_array(data[start:end], count))
-    return Input(name, dtype, shape, count, lambda: _of_bytes(_joined(data, [span]), dtype, name))
+    of_any = None if dtype.kind == "b" else (start, end)
+    return Input(name, dtype, shape, count, lambda: _of_bytes(_joined(data, [span]), dtype, name), span=of_any)
 
 
 def _joined(data: bytes, spans: Sequence[Span]) -> NDArray[np.uint8]:
@@ -389,7 +481,8 @@ def _listed(
         count, over = divmod(sum([span[3] - span[2] for span in spans]), dtype.itemsize)
         if over:
             raise invalid(f"input {name} has a part of a {dtype.name} among its values")
-        return Input(name, dtype, shape, count, lambda: _joined(data, spans).view(dtype), fills)
+        whole = spans[0][2:] if len(spans) == 1 and count == math.prod(shape) else None
+        return Input(name, dtype, shape, count, lambda: _joined(data, spans).view(dtype), fills, whole)
     numbers = _joined(data, spans)
     pieces = range(0, len(numbers), _AT_ONCE)
     count = sum(int(np.count_nonzero(numbers[start : start + _AT_ONCE] < 0x80)) for start in pieces)

@@ -1,24 +1,31 @@
-"""gRPC on an event loop: paths and bytes come in, and whoever is asked has the answer. What is no message is so told in our words."""
+"""gRPC in a thread of its own: takes calls from gRPC's completion queue, hands their bytes on, and drives the pools meanwhile.
+
+The same thread reads a request, starts its step, ends it and sends the answer, so no request is handed over to another thread, and no
+Python object is made for it beyond its bytes. `grpc.aio` needs seven times as much processor time for the same echo (see
+`benchmarks/notes/front.md`). What is used of `grpcio` is the layer below `grpc.server`, as `grpc/_server.py` uses it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
-import grpc.aio
-
-Ask = Callable[[str, bytes, float | None], Awaitable[tuple[int, bytes]]]
-"""Path of a method, the request, and the seconds that are left -> gRPC's number of a status; the answer where it is 0, else what to say."""
+from grpc._cython import cygrpc
 
 _OPEN = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/"
+WATCH = f"{_HEALTH}Watch"
+"""Method that tells the health of the server, and again when it stops."""
 PATHS = (
     "/tensorflow.serving.PredictionService/Predict",
     "/tensorflow.serving.PredictionService/GetModelMetadata",
@@ -33,10 +40,10 @@ PATHS = (
 SERVICES = ("", *dict.fromkeys(path.split("/")[1] for path in PATHS))
 """Services whose health can be asked for."""
 
-_STATUS = {status.value[0]: status for status in grpc.StatusCode}
-_NOT_SERVING, _UNKNOWN = b"\x08\x02", b"\x08\x03"
+_KNOWN = {path.encode(): path for path in (*PATHS, WATCH)}
+_UNIMPLEMENTED = 12
+NOT_SERVING, UNKNOWN = b"\x08\x02", b"\x08\x03"
 """HealthCheckResponses."""
-
 
 _LIMITS = (
     ("grpc.server_handshake_timeout_ms", 10_000),  # who connects says what it speaks by then
@@ -46,44 +53,176 @@ _LIMITS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 """Limits, in ms, on connections that are of no use."""
-_LOOK = 0.01
-_FLUSH = 0.05
+LOOK = 0.01
+FLUSH = 0.05
 """Seconds that the last answers have to leave the process."""
 _SO_ATTACH_FILTER = 26
 """Linux's; Python has no name for it."""
+
+_AT_ONCE = 64
+"""Most events of gRPC between two looks at the pools."""
+SPIN = 0.02
+"""Seconds after the last event for which the thread polls gRPC and the pools without sleeping."""
+_NAP, IDLE = 1e-3, 0.1
+"""Seconds for which it waits for gRPC after that, while there is something to look after, and while there is not."""
+_PATIENCE = 1e-3
+"""Seconds after which a call that is not answered yet is watched for being cancelled: one more event for gRPC, which few calls need."""
+
+_NO_DEADLINE = 1e9
+"""Seconds beyond which gRPC means that there is none."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class GrpcCall:
+    """A request over gRPC, to be answered once, by any thread.
+
+    Attributes:
+        path: Path of its method.
+        cancel: Called when nobody waits for the answer any more.
+    """
+
+    __slots__ = ("_call", "_server", "_since", "_watched", "cancel", "path")
+
+    def __init__(self, server: GrpcServer, call: Any, path: str) -> None:
+        self._server, self._call, self.path = server, call, path
+        self.cancel: Callable[[], object] | None = None
+        self._since, self._watched = time.perf_counter(), False
+
+    def answer(self, data: bytes) -> None:
+        """Sends the answer."""
+        self._finish(
+            cygrpc.SendInitialMetadataOperation(None, 0),
+            cygrpc.SendMessageOperation(data, 0),
+            cygrpc.SendStatusFromServerOperation(None, 0, b"", 0),
+        )
+
+    def fail(self, status: int, message: str) -> None:
+        """Sends a status of gRPC other than 0, and what it is about."""
+        self._finish(
+            cygrpc.SendInitialMetadataOperation(None, 0),
+            cygrpc.SendStatusFromServerOperation(None, status, message.encode(), 0),
+        )
+
+    def receive(self, then: Callable[[Any], None]) -> None:
+        """Asks gRPC for the bytes of the request."""
+        self._send(then, cygrpc.ReceiveMessageOperation(0))
+
+    def watch(self, now: float) -> bool:
+        """Has gRPC tell if the call is cancelled, once it has waited for a while. False before that."""
+        if now - self._since < _PATIENCE:
+            return False
+        with self._server.lock:
+            if self in self._server.open and not self._watched:
+                self._watched = True
+                self._send(self._closed, cygrpc.ReceiveCloseOnServerOperation(0))
+        return True
+
+    def _closed(self, event: Any) -> None:
+        if event.batch_operations[0].cancelled():
+            self._server.open.pop(self, None)
+            if self.cancel is not None:
+                self.cancel()
+
+    def _finish(self, *operations: Any) -> None:
+        with self._server.lock:
+            if self._server.open.pop(self, None) is None:
+                return
+            if not self._watched:
+                operations = (*operations, cygrpc.ReceiveCloseOnServerOperation(0))
+            self._send(_nothing, *operations)
+
+    def _send(self, then: Callable[[Any], None], *operations: Any) -> None:
+        with self._server.lock:
+            if not self._server.over:  # gRPC would end the process
+                self._call.start_server_batch(operations, then)
+
+
+class HealthWatch(GrpcCall):
+    """A call that is told the health of the server, and again when it stops."""
+
+    __slots__ = ("_known",)
+
+    def answer(self, data: bytes) -> None:
+        """Sends the health of now. The call stays open until the server stops."""
+        self._known, self.cancel = data is not UNKNOWN, self._gone
+        self._send(self._told, cygrpc.SendInitialMetadataOperation(None, 0), cygrpc.SendMessageOperation(data, 0))
+
+    def _told(self, event: Any) -> None:
+        """Has it told the end, too. Before the first message is sent gRPC takes no second one."""
+        del event
+        if self in self._server.open:
+            self._server.watchers[self] = None
+
+    def fail(self, status: int, message: str) -> None:
+        """Says that there is no such service."""
+        del status, message
+        self.answer(UNKNOWN)
+
+    def stop(self) -> None:
+        """Tells that the server stops, and ends the call."""
+        last = (cygrpc.SendMessageOperation(NOT_SERVING, 0),) if self._known else ()
+        self._finish(*last, cygrpc.SendStatusFromServerOperation(None, 0, b"", 0))
+
+    def _gone(self) -> None:
+        self._server.watchers.pop(self, None)
+
+
+def _nothing(event: Any) -> None:
+    """Takes an event that tells nothing."""
 
 
 class GrpcServer:
     """A server that listens nowhere yet.
 
     Args:
-        ask: Has the answers.
-        stopping: An asyncio.Event; set when no more requests are taken.
+        take: Called with each request: the call, its bytes, and the seconds that are left, if it says so. It may answer later.
+        stopping: Set when no more requests are taken.
         most: Bytes of the largest request.
-        shared: True if other processes of this server may listen on its port.
+        drive: Does what is to be done for requests that are not answered yet. True while there is any.
+
+    Attributes:
+        open: Calls that are not answered, and True for those that came before the server was to stop.
+        watchers: Calls that watch its health.
+        lock: Held while something is sent.
+        over: True when nothing can be sent any more.
     """
 
-    def __init__(self, ask: Ask, stopping: Any, most: int, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        take: Callable[[GrpcCall, bytes, float | None], object],
+        stopping: threading.Event,
+        most: int,
+        drive: Callable[[], bool] = lambda: False,
+    ) -> None:
         options = [
             ("grpc.max_receive_message_length", most),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", int(shared)),  # anybody else's on the same port would take a part of the requests
+            ("grpc.so_reuseport", 0),  # anybody else's on the same port would take a part of the requests
             *_LIMITS,
         ]
-        self._handlers, self._port = _Handlers(ask, stopping), 0
-        self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers((self._handlers,))
+        self._take, self._stopping, self._drive, self._port = take, stopping, drive, 0
+        self.open: dict[GrpcCall, bool] = {}
+        self.watchers: dict[HealthWatch, None] = {}
+        self.lock, self.over = threading.RLock(), False
+        self._young: deque[GrpcCall] = deque()
+        self._queue, self._server = cygrpc.CompletionQueue(), cygrpc.Server(options, False)
+        self._server.register_completion_queue(self._queue)
+        self._thread: threading.Thread | None = None
 
-    async def start(self, host: str, port: int) -> bool:
-        """Begins to listen. Whether it does."""
+    def start(self, host: str, port: int) -> bool:
+        """Begins to listen. False if the port is taken."""
         try:
-            listens = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self._port = self._server.add_http2_port(where.encode())
         except RuntimeError:
             return False
-        if listens:
-            self._port = listens
-            await self._server.start()
-        return bool(listens)
+        if self._port:
+            self._server.start()
+            self._request()
+            self._thread = threading.Thread(target=self._serve, name="msplit-grpc", daemon=True)
+            self._thread.start()
+        return bool(self._port)
 
     async def end(self, grace: float = 0.0) -> None:
         """Closes all connections once what was taken is answered, or so many seconds are over. Requests are refused up to then.
@@ -93,25 +232,87 @@ class GrpcServer:
         """
         loop = asyncio.get_running_loop()
         over = loop.time() + grace
-        while self._handlers.taken and loop.time() < over:
-            await asyncio.sleep(_LOOK)
+        while any([*self.open.values()]) and loop.time() < over:
+            await asyncio.sleep(LOOK)
         if grace:
-            await asyncio.sleep(_FLUSH)
-        _hang_up(self._port)
-        await self._server.stop(None)
+            await asyncio.sleep(FLUSH)
+        if self._thread is None:  # it was told to end at once meanwhile
+            return
+        hang_up(self._port)  # before calls are left alone, which gRPC would cancel
+        thread, self._thread = self._thread, None
+        self._server.shutdown(self._queue, self._end_queue)
+        self._server.cancel_all_calls()
+        await loop.run_in_executor(None, thread.join)
+        self._server.destroy()
+
+    def _end_queue(self, event: Any) -> None:
+        del event
+        with self.lock:
+            self.over = True
+            self.open.clear()
+            self._queue.shutdown()
+
+    def _request(self) -> None:
+        self._server.request_call(self._queue, self._queue, self._asked)
+
+    def _asked(self, event: Any) -> None:
+        """Takes note of a call. Its bytes come with a later event."""
+        if self._thread is None or not event.success:
+            return
+        self._request()
+        details = event.call_details
+        path = _KNOWN.get(details.method)
+        call = (HealthWatch if path == WATCH else GrpcCall)(self, event.call, path or "")
+        self.open[call] = path != WATCH and not self._stopping.is_set()
+        if path is None:
+            call.fail(_UNIMPLEMENTED, "Method not found!")
+            return
+        left = details.deadline - time.time()
+        call.receive(lambda event: self._came(call, event, None if left > _NO_DEADLINE else left))
+
+    def _came(self, call: GrpcCall, event: Any, left: float | None) -> None:
+        """Hands the bytes of a request on. There are none where it is too large, or its client has gone; gRPC then ends the call."""
+        data = event.batch_operations[0].message()
+        if data is None:
+            self.open.pop(call, None)
+            return
+        self._young.append(call)
+        self._take(call, data, left)
+
+    def _serve(self) -> None:
+        """Body of the thread."""
+        poll, over = self._queue.poll, cygrpc.CompletionType.queue_shutdown
+        busy, last, kind = False, 0.0, None
+        while kind != over:
+            try:
+                deadline = 0.0
+                if not busy or time.perf_counter() - last > SPIN:
+                    deadline = time.time() + (_NAP if busy or self._young else IDLE)
+                for _ in range(_AT_ONCE):
+                    event = poll(deadline=deadline)
+                    kind = event.completion_type
+                    if event.tag is None:
+                        break
+                    event.tag(event)
+                    del event  # it has a reference to the call
+                    deadline, last = 0.0, time.perf_counter()
+                busy = self._drive()
+                self._look_after(time.perf_counter())
+            except Exception:  # noqa: BLE001  whatever it is, others get their answers
+                _LOG.exception("gRPC")
+
+    def _look_after(self, now: float) -> None:
+        """Watches calls that are not answered soon, and tells those that watch health when the server stops."""
+        young = self._young
+        while young and (young[0] not in self.open or young[0].watch(now)):
+            young.popleft()
+        if self.watchers and self._stopping.is_set():
+            for watcher in [*self.watchers]:
+                del self.watchers[watcher]
+                watcher.stop()
 
 
-def loop_factory() -> Callable[[], Any] | None:
-    """Factory of event loops: uvloop if installed, which takes a quarter less time per request."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None
-    found: Callable[[], Any] = uvloop.new_event_loop
-    return found
-
-
-def _hang_up(port: int) -> None:
+def hang_up(port: int) -> None:
     """Ends all connections of this process to a port of its own, and has none come about any more.
 
     Until gRPC stops listening a client that has just lost its connection would make a new one, and gRPC cancel what it then asks. A filter
@@ -133,49 +334,13 @@ def _hang_up(port: int) -> None:
 def _sockets(port: int) -> Iterator[socket.socket]:
     """All sockets of this process that are bound to a port."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:  # not each is a socket
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
-                yield one
-
-
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """All methods, by path.
-
-    Attributes:
-        taken: Number of requests being answered that came before the server was to stop.
-    """
-
-    def __init__(self, ask: Ask, stopping: Any) -> None:
-        self._ask, self._stopping, self.taken = ask, stopping, 0
-        self._by_path = {path: grpc.unary_unary_rpc_method_handler(self._answering(path)) for path in PATHS}
-        self._by_path[f"{_HEALTH}Watch"] = grpc.unary_stream_rpc_method_handler(_watching(ask, stopping))
-
-    def service(self, handler_call_details: Any) -> Any:
-        """The handler of a method, None where there is none."""
-        return self._by_path.get(handler_call_details.method)
-
-    def _answering(self, path: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        async def handle(data: bytes, context: Any) -> bytes:
-            counts = int(not self._stopping.is_set())
-            self.taken += counts
+        with contextlib.suppress(OSError):
+            copied = os.dup(int(name))
             try:
-                status, answer = await self._ask(path, data, context.time_remaining())
-                if status:
-                    await context.abort(_STATUS[status], answer.decode())
-                return answer
-            finally:
-                self.taken -= counts
-
-        return handle
-
-
-def _watching(ask: Ask, stopping: Any) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
-    async def watch(data: bytes, context: Any) -> AsyncIterator[bytes]:
-        status, answer = await ask(f"{_HEALTH}Check", data, context.time_remaining())
-        yield answer if not status else _UNKNOWN
-        if not stopping.is_set():
-            await stopping.wait()
-            if not status:
-                yield _NOT_SERVING
-
-    return watch
+                one = socket.socket(fileno=copied)
+            except OSError:  # not each is a socket
+                os.close(copied)
+                continue
+            with one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
+                    yield one

@@ -1,7 +1,4 @@
-"""A server from its first request to its last: gRPC and HTTP on one event loop, until a signal comes.
-
-From what is to be served to models that are ready: a pool per signature, warmed up with the requests that a model brings.
-"""
+"""A server from its first request to its last: gRPC in a thread, HTTP on an event loop, until a signal comes."""
 
 from __future__ import annotations
 
@@ -10,34 +7,19 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from msplit.assignment.model import load
-from msplit.errors import LoadError, MsplitError
-from msplit.flatten.flat import FlatGraph
-from msplit.formats import tensors, wire
-from msplit.formats.build import is_build
-from msplit.formats.endpoints import fitting
-from msplit.formats.files import open_regular
-from msplit.formats.summary import contents
-from msplit.inputs.files import records
-from msplit.progress import Progress, phase, silent
-from msplit.run.request import RunRequest
-from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.sources import pool
-from msplit.serving.server import decode, rest, rpc
-from msplit.serving.server.config import ModelConfig, distinct
-from msplit.serving.server.fronts import Front, keep
+from msplit.errors import MsplitError
+from msplit.serving.server import rest, rpc
+from msplit.serving.server.exchange import take
 from msplit.serving.server.metrics import Metrics
-from msplit.serving.server.models import Models, Signature, Version, signature_of
-from msplit.serving.server.service import Service, answer
-from msplit.serving.server.tensors import Refusal
+from msplit.serving.server.models import Models
+from msplit.serving.server.native import NativeServer
+from msplit.serving.server.service import Service
 
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HUNG_UP = 128 + signal.SIGHUP
@@ -52,6 +34,10 @@ _NOTICE = 0.3
 """Seconds for which a server that is to stop refuses requests before it closes its doors."""
 
 
+FRONTS: dict[str, type[rpc.GrpcServer | NativeServer]] = {"grpcio": rpc.GrpcServer, "native": NativeServer}
+"""What speaks gRPC, by name."""
+
+
 @dataclass(frozen=True)
 class Listening:
     """Addresses and limits of a server.
@@ -64,7 +50,7 @@ class Listening:
         grace: Seconds that what is in flight may take when it is to stop.
         as_content: True to put values of TensorFlow Serving's answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself.
-        front_ends: Processes that speak gRPC; 0: this one does.
+        front: What speaks gRPC, of `FRONTS`.
     """
 
     host: str = "127.0.0.1"
@@ -74,7 +60,7 @@ class Listening:
     grace: float = 10.0
     as_content: bool = False
     timeout: float | None = None
-    front_ends: int = 0
+    front: str = "grpcio"
 
 
 @contextlib.contextmanager
@@ -133,11 +119,21 @@ def run(
         log: Told what goes wrong inside.
     """
     service = Service(models, Metrics(models), where.as_content, where.timeout, log)
-    with asyncio.Runner(loop_factory=rpc.loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         came = runner.run(_run(service, where, ports, ready))
     if service.lost:
         raise service.lost[0]
     return _HUNG_UP if signal.SIGHUP in came else 0
+
+
+def loop_factory() -> Callable[[], Any] | None:
+    """Factory of event loops: uvloop if installed, which takes a quarter less time per request."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    found: Callable[[], Any] = uvloop.new_event_loop
+    return found
 
 
 async def _run(
@@ -145,32 +141,31 @@ async def _run(
 ) -> Sequence[int]:
     """Runs it, and gives the signals that came."""
     loop = asyncio.get_running_loop()
-    at_once = asyncio.Event()
+    first, at_once = asyncio.Event(), asyncio.Event()
     came: list[int] = []
 
     def stop(number: int) -> None:
         came.append(number)
-        (at_once if service.stopping.is_set() else service.stopping).set()
+        (at_once if service.stopping.is_set() else first).set()
+        service.stopping.set()
 
     heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores one
     for number in heard:
         loop.add_signal_handler(number, stop, number)
-    doors: list[_Grpc | _Fronts | _Http] = []
+    doors: list[_Grpc | _Http] = []
     try:
         if where.port:
-            doors.append((_Fronts if where.front_ends else _Grpc)(service, where))
+            doors.append(_Grpc(service, where))
         if where.rest_port:
             doors.append(_Http(service, where))
         for door in doors:
             await door.start(ports)
         ready()
-        stops = asyncio.create_task(service.stopping.wait())
+        stops = asyncio.create_task(first.wait())
         while not service.stopping.is_set():
             await asyncio.wait([stops], timeout=_LOOK)
             service.look()
         # Health checks say so from here on, and requests are refused: clients go elsewhere while there is still somebody to tell them.
-        for door in doors:
-            door.refuse()
         hurry = asyncio.create_task(at_once.wait())
         await asyncio.wait([hurry], timeout=min(_NOTICE, where.grace))
         ends = asyncio.create_task(_all(door.stop() for door in doors))
@@ -189,22 +184,19 @@ async def _all(ends: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 class _Grpc:
-    """gRPC in this process."""
+    """gRPC in a thread of this process."""
 
     def __init__(self, service: Service, where: Listening) -> None:
         self._where = where
-        self._server = rpc.GrpcServer(partial(answer, service), service.stopping, where.most)
+        self._server = FRONTS[where.front](partial(take, service), service.stopping, where.most, service.drive)
 
     async def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen."""
         where = self._where
         ports[where.port].close()
-        if not await self._server.start(where.host, where.port):
+        if not self._server.start(where.host, where.port):
             what = f"can not listen on port {where.port} of {where.host}: somebody took it meanwhile"
             raise MsplitError(what, fix="choose another with --port")
-
-    def refuse(self) -> None:
-        """Nothing is to be told to anybody."""
 
     async def stop(self) -> None:
         """Ends it, and waits for what is in flight."""
@@ -213,40 +205,6 @@ class _Grpc:
     async def close(self) -> None:
         """Ends it at once."""
         await self._server.end()
-
-
-class _Fronts:
-    """gRPC in processes of its own."""
-
-    def __init__(self, service: Service, where: Listening) -> None:
-        self._service, self._where = service, where
-        self._running = [Front(service) for _ in range(where.front_ends)]
-        self._kept: list[asyncio.Task[None]] = []
-
-    async def start(self, ports: dict[int, socket.socket]) -> None:
-        """Starts all of them."""
-        where = self._where
-        ports[where.port].close()
-        place = (where.host, where.port, where.most)
-        await asyncio.gather(*(front.start(*place) for front in self._running))
-        kept = [keep(front, self._service, place, self._running) for front in self._running]
-        self._kept = [*map(asyncio.create_task, kept)]
-
-    def refuse(self) -> None:
-        """Those who watch their health are told."""
-        for front in self._running:
-            front.stop()
-
-    async def stop(self) -> None:
-        """Ends them, and waits for what is in flight."""
-        await asyncio.gather(*(front.end(self._where.grace) for front in self._running))
-
-    async def close(self) -> None:
-        """Ends them at once."""
-        for task in self._kept:
-            task.cancel()
-        for front in self._running:
-            front.kill()
 
 
 async def _refuse(connection: socket.socket) -> None:
@@ -324,9 +282,6 @@ class _Http(uvicorn.Server):
                 raise MsplitError("the HTTP server has ended before it began", fix="report what was told before that")
             await asyncio.sleep(0.01)
 
-    def refuse(self) -> None:
-        """Nothing is to be told to anybody."""
-
     async def stop(self) -> None:
         """Ends it, and waits for what is in flight."""
         self.should_exit = True
@@ -337,109 +292,3 @@ class _Http(uvicorn.Server):
         """Ends it at once."""
         if self._task is not None:
             self._task.cancel()
-
-
-ALL = ("all",)
-"""All signatures of a model."""
-
-_WARMUP = Path("assets.extra") / "tf_serving_warmup_requests"
-_PREDICT_LOG = 6
-_MOST_WARMUPS = 1000
-
-
-@contextlib.contextmanager
-def ready(
-    configs: Sequence[ModelConfig],
-    request: RunRequest,
-    settings: PoolSettings,
-    *,
-    tags: Sequence[str] | None = None,
-    signatures: Sequence[str] = (),
-    progress: Progress | None = None,
-) -> Iterator[Models]:
-    """Makes models ready, for as long as the block lasts.
-
-    Args:
-        configs: Models to serve.
-        request: Engine and workload.
-        settings: Settings of their pools.
-        tags: Tags of the graph, where a SavedModel has several.
-        signatures: Names of those to serve; none: ``serving_default`` or the only one; `ALL`. Each has a pool, and weights, of its own.
-        progress: Told what is being done.
-
-    Raises:
-        MsplitError: One of them can not be served.
-    """
-    distinct(configs)
-    folders = {config.name: config.folders() for config in configs}  # what is not there is told before one is compiled
-    with ExitStack() as stack:
-
-        def signature(name: str, model: FlatGraph | Path) -> Signature:
-            flat = model if isinstance(model, FlatGraph) else None
-            try:
-                made = pool(model, request, settings, progress=progress or silent)
-            except MsplitError as problem:
-                of = f", signature {flat.model.signature}" if flat is not None and flat.model.signature else ""
-                problem.where = f"{name}{of}" + (f": {problem.where}" if problem.where else "")
-                if flat is not None and of and len(flat.model.signatures) > 1:
-                    problem.fix = f"{problem.fix or 'leave it out'}; or serve others: --part signature="
-                raise
-            stack.callback(made.close, finish=False)
-            return signature_of(made, flat)
-
-        def version(name: str, number: int, path: Path) -> Version:
-            if is_build(path):
-                only = signature(name, path)
-                return Version(name, number, {only.name: only})
-            wanted = _all_signatures(path, tags) if signatures == ALL else signatures
-            flats = [load(path, tags=tags, signature=one) for one in wanted or (None,)]
-            made = [signature(name, flat) for flat in flats]
-            found = {one.name: one for one in made}
-            others = tuple(one for one in flats[0].model.signatures if one not in found)
-            opened = Version(name, number, found, others)
-            if path.is_dir() and (path / _WARMUP).is_file():
-                with phase("warming up"):
-                    _warm_up(opened, path / _WARMUP)
-            return opened
-
-        versions = {
-            name: {number: version(name, number, path) for number, path in found.items()}
-            for name, found in folders.items()
-        }
-        yield Models(versions, {config.name: config.labels for config in configs})
-
-
-def _all_signatures(path: Path, tags: Sequence[str] | None) -> tuple[str, ...]:
-    graphs = contents(path).graphs
-    which = fitting([graph.tags for graph in graphs], tags)
-    return tuple(signature.name for i in which[:1] for signature in graphs[i].signatures)
-
-
-def _warm_up(version: Version, path: Path) -> None:
-    """Runs the requests that a SavedModel brings for that, as TensorFlow Serving does.
-
-    Raises:
-        LoadError: One of them fails.
-    """
-    with open_regular(path) as file:
-        logs = records(file, str(path), _MOST_WARMUPS)
-    for count, log in enumerate(logs):
-        try:
-            for data in _predictions(log):
-                parts = decode.predict_request(data)
-                signature = version.signature(parts.request.model_spec.signature_name)
-                signature.pool.step(parts.feeds(signature.pool.inputs))
-        except (IndexError, tensors.NotWireFormat, Refusal, MsplitError) as problem:
-            said = getattr(problem, "what", None) or str(problem) or type(problem).__name__
-            raise LoadError(
-                f"warm-up request {count} fails: {said}", where=str(path), fix="take the file out, or write it again"
-            ) from problem
-
-
-def _predictions(log: bytes) -> Iterator[bytes]:
-    """The PredictRequests of a PredictionLog; other requests are left out."""
-    for entry in wire.fields(log):
-        if entry.number == _PREDICT_LOG and entry.kind == wire.LENGTH:
-            for part in wire.fields(log, entry.start, entry.end):
-                if part.number == 1 and part.kind == wire.LENGTH:
-                    yield log[part.start : part.end]

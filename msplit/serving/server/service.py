@@ -2,29 +2,29 @@
 
 Answers one request of any protocol: takes inputs by name, has a pool compute, and picks outputs.
 
-The event loop does the pool's work itself (`LoopDriver`), so that no thread has to be woken for a request.
+Whoever reads requests does the pool's work itself, so that no thread has to be woken for one: over HTTP the event loop (`LoopDriver`), over
+gRPC the thread that calls `take` and `Service.drive`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
-from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
 from msplit._version import __version__
 from msplit.errors import DeviceLost, MsplitError
+from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version, known_as
-from msplit.serving.server.rpc import SERVICES
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -35,8 +35,7 @@ def size_of(outputs: Arrays) -> int:
     return sum([value.nbytes + tensors.text_bytes(value.reshape(-1)[: tensors.PIECE]) for value in outputs.values()])
 
 
-@dataclass(frozen=True)
-class InferenceRequest:
+class InferenceRequest(NamedTuple):
     """Request for outputs, of any protocol, as it was read.
 
     Attributes:
@@ -58,8 +57,18 @@ class InferenceRequest:
     priority: int = 0
 
 
+def keys_of(request: InferenceRequest) -> tuple[dict[str, str], int]:
+    """Names of outputs as the client wrote them -> the pool's names; and the priority level that the pool has for the request.
+
+    Raises:
+        Refusal: There is no such output.
+    """
+    signature = request.signature
+    return _keys(signature, request.outputs), min(request.priority, signature.pool.settings.priorities - 1)
+
+
 async def predict(request: InferenceRequest) -> dict[str, NDArray[Any]]:
-    """Answers a request.
+    """Answers a request on the event loop.
 
     Returns:
         Arrays by the names that were asked for.
@@ -67,14 +76,12 @@ async def predict(request: InferenceRequest) -> dict[str, NDArray[Any]]:
     Raises:
         Refusal: The request is wrong, or could not be answered.
     """
-    signature, pool = request.signature, request.signature.pool
-    keys = _keys(signature, request.outputs)
-    priority = min(request.priority, pool.settings.priorities - 1)
+    keys, priority = keys_of(request)
     try:
-        answer = pool.submit(request.feeds, timeout=request.timeout, priority=priority)
+        answer = request.signature.pool.submit(request.feeds, timeout=request.timeout, priority=priority)
     except Exception as problem:
         raise refusal(problem) from problem
-    waiter = signature.driver.ask(answer)
+    waiter = request.signature.driver.ask(answer)
     try:
         outputs = await waiter
     except asyncio.CancelledError:
@@ -102,10 +109,44 @@ def _keys(signature: Signature, wanted: Sequence[str]) -> dict[str, str]:
     return found
 
 
+class Heads:
+    """Answers that were written, apart from their values: those of one model with outputs of the same types and shapes differ in nothing
+    else."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, list[bytes]] = {}
+
+    def write(self, key: Any, outputs: Arrays, whole: Callable[[], list[list[bytes]]], *, as_content: bool) -> bytes:
+        """Writes an answer.
+
+        Args:
+            key: The same for answers that differ in nothing but outputs.
+            outputs: Arrays by name.
+            whole: Writes it in parts: what comes before the outputs, and then each of them, its values last.
+            as_content: True where values are written as the bytes of an array, whatever their type.
+        """
+        place = (key, as_content, *[(name, value.dtype, value.shape) for name, value in outputs.items()])
+        heads = self._known.get(place)
+        if heads is None:
+            parts = whole()
+            if outputs and all(tensors.is_plain(value, as_content=as_content) for value in outputs.values()):
+                first, *others = [b"".join(part[:-1]) for part in parts[1:]]
+                if len(self._known) >= _MOST_HEADS:
+                    self._known.clear()
+                self._known[place] = [b"".join(parts[0]) + first, *others]
+            return b"".join([piece for part in parts for piece in part])
+        written = list[bytes]()
+        for head, value in zip(heads, outputs.values(), strict=True):
+            written += (head, value.tobytes())
+        return b"".join(written)
+
+
+_MOST_HEADS = 1024
+
 Result = TypeVar("Result")
 
 LARGE = 1 << 18
-"""Bytes from which on a request is read, and an answer written, beside the event loop: to do so takes 10 ms and more."""
+"""Bytes from which on a request is read, and an answer written, in a thread beside the others: to do so takes 10 ms and more."""
 _AVAILABLE = 30
 _SIGNATURES = "signature_def"
 SERVER = {"name": "msplit", "version": __version__}
@@ -122,6 +163,11 @@ class Service:
         log: Called with each internal error.
         stopping: Set when the server takes no more requests.
         lost: The GPU that failed, if one did: the server then stops, for only another process can go on.
+        aside: Thread in which large requests are read and large answers written, one at a time.
+        busy: Pools that `drive` is to work for.
+        predicts: Reads PredictRequests.
+        infers: Reads ModelInferRequests.
+        heads: Answers that were written, apart from their values.
     """
 
     models: Models
@@ -129,9 +175,13 @@ class Service:
     as_content: bool = False
     timeout: float | None = None
     log: Callable[[str], None] = lambda text: None
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: threading.Event = field(default_factory=threading.Event)
     lost: list[DeviceLost] = field(default_factory=list)
-    _aside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="msplit-large"))
+    aside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="msplit-large"))
+    busy: dict[Pool, None] = field(default_factory=dict)
+    predicts: decode.Reader = field(default_factory=lambda: decode.Reader(decode.predict_request))
+    infers: decode.Reader = field(default_factory=lambda: decode.Reader(decode.infer_request))
+    heads: Heads = field(default_factory=lambda: Heads())
 
     def look(self) -> None:
         """Stops the server when a GPU has failed, whether anybody was told or not."""
@@ -141,12 +191,19 @@ class Service:
                     self.lost.append(lost)
                     self.stopping.set()
 
+    def drive(self) -> bool:
+        """Does the work of the pools that have requests from `take`. True while there is any."""
+        for pool in [*self.busy]:
+            if not pool.drive():
+                del self.busy[pool]
+        return bool(self.busy)
+
     async def apart(self, size: int, work: Callable[[], Result]) -> Result:
         """Reads a request or writes an answer of so many bytes: a large one in a thread, where one at a time is worked on, so that it holds
         up nobody and its memory is taken once."""
         if size <= LARGE:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._aside, work)
+        return await asyncio.get_running_loop().run_in_executor(self.aside, work)
 
     async def answer(
         self,
@@ -201,28 +258,33 @@ def _version(context: RequestContext, spec: Any) -> Version:
     return context.find(spec.name, number, spec.version_label if choice == "version_label" else "")
 
 
-async def serving_predict(context: RequestContext, data: bytes) -> bytes:
-    """`Predict`."""
-    as_content = context.service.as_content
+def read_predict(context: RequestContext, data: bytes) -> InferenceRequest:
+    """Reads a PredictRequest.
 
-    def read() -> InferenceRequest:
-        parts = decode.predict_request(data)
-        said, spec = parts.request, parts.request.model_spec
-        version = _version(context, spec)
-        signature = version.signature(spec.signature_name)
-        feeds = parts.feeds(signature.pool.inputs)
-        return InferenceRequest(said, version, signature, feeds, said.output_filter, context.timeout)
+    Raises:
+        Refusal: It is none, or there is no such model, or the model takes no such inputs.
+    """
+    parts = context.service.predicts.parts(data)
+    said, spec = parts.request, parts.request.model_spec
+    version = _version(context, spec)
+    signature = version.signature(spec.signature_name)
+    feeds = parts.feeds(signature.pool.inputs)
+    return InferenceRequest(said, version, signature, feeds, said.output_filter, context.timeout)
 
-    def write(request: InferenceRequest, outputs: Arrays) -> bytes:
+
+def write_predict(service: Service, request: InferenceRequest, outputs: Arrays) -> bytes:
+    """Writes a PredictResponse."""
+
+    def whole() -> list[list[bytes]]:
         response = messages.PredictResponse()
         _say_spec(response.model_spec, request.version, request.signature.name)
-        parts = [response.SerializeToString()]
+        parts = [[response.SerializeToString()]]
         for key, value in outputs.items():
-            tensor = tensors.tensor_proto(value, as_content=as_content)
-            parts += tensors.field(1, [*tensors.field(1, [key.encode()]), *tensors.field(2, tensor)])
-        return b"".join(parts)
+            tensor = tensors.tensor_proto(value, as_content=service.as_content)
+            parts.append(tensors.field(1, [*tensors.field(1, [key.encode()]), *tensors.field(2, tensor)]))
+        return parts
 
-    return await context.service.answer(len(data), read, write)
+    return service.heads.write((request.version, request.signature.name), outputs, whole, as_content=service.as_content)
 
 
 def _say_spec(spec: Any, version: Version, signature: str) -> None:
@@ -312,26 +374,31 @@ def open_model(context: RequestContext, request: Any) -> Any:
     return found
 
 
-async def open_infer(context: RequestContext, data: bytes) -> bytes:
-    """`ModelInfer`."""
+def read_infer(context: RequestContext, data: bytes) -> InferenceRequest:
+    """Reads a ModelInferRequest.
 
-    def read() -> InferenceRequest:
-        parts = decode.infer_request(data)
-        version = _open_version(context, parts.request.model_name, parts.request.model_version)
-        return open_request(context, version, parts.request, parts.feeds)
+    Raises:
+        Refusal: It is none, or there is no such model, or the model takes no such inputs.
+    """
+    parts = context.service.infers.parts(data)
+    version = _open_version(context, parts.request.model_name, parts.request.model_version)
+    return open_request(context, version, parts.request, parts.feeds)
 
-    def write(request: InferenceRequest, outputs: Arrays) -> bytes:
-        version = request.version
-        response = messages.ModelInferResponse(
-            model_name=version.model, model_version=str(version.number), id=request.said.id
-        )
+
+def write_infer(service: Service, request: InferenceRequest, outputs: Arrays) -> bytes:
+    """Writes a ModelInferResponse."""
+    version, identifier = request.version, request.said.id
+
+    def whole() -> list[list[bytes]]:
+        response = messages.ModelInferResponse(model_name=version.model, model_version=str(version.number))
         for key, value in outputs.items():
             datatype = tensors.open_name(tensors.name_of(value.dtype))
             response.outputs.add(name=key, datatype=datatype, shape=value.shape)
         contents = [tensors.field(6, tensors.raw_content(value)) for value in outputs.values()]
-        return b"".join([response.SerializeToString(), *chain.from_iterable(contents)])
+        return [[response.SerializeToString()], *contents]
 
-    return await context.service.answer(len(data), read, write)
+    written = service.heads.write(version, outputs, whole, as_content=True)
+    return written + messages.ModelInferResponse(id=identifier).SerializeToString() if identifier else written
 
 
 _PARAMETERS = {"signature_name": "string_param", "priority": "int64_param", "timeout": "int64_param"}
@@ -359,57 +426,6 @@ def open_request(
     signature = version.signature(values.get("signature_name", ""))
     outputs, priority = [output.name for output in request.outputs], max(values.get("priority", 0) - 1, 0)
     return InferenceRequest(request, version, signature, feeds(signature.pool.inputs), outputs, timeout, priority)
-
-
-# --- All methods, by path
-
-
-def health(context: RequestContext, request: Any) -> Any:
-    """`Check`."""
-    if request.service not in SERVICES:
-        raise Refusal(StatusCode.NOT_FOUND, f"unknown service {request.service}")
-    return messages.HealthCheckResponse(status=2 if context.service.stopping.is_set() else 1)
-
-
-_WITH_TENSORS: dict[str, Callable[[RequestContext, bytes], Awaitable[bytes]]] = {
-    "PredictRequest": serving_predict,
-    "ModelInferRequest": open_infer,
-}
-"""Requests that are read, and answers that are written, by the methods themselves."""
-
-_METHODS: dict[str, Callable[[RequestContext, Any], Any]] = {
-    "GetModelMetadataRequest": serving_metadata,
-    "GetModelStatusRequest": serving_status,
-    "ServerLiveRequest": lambda context, request: messages.ServerLiveResponse(live=True),
-    "ServerReadyRequest": lambda context, request: messages.ServerReadyResponse(
-        ready=not context.service.stopping.is_set()
-    ),
-    "ModelReadyRequest": open_model_ready,
-    "ServerMetadataRequest": lambda context, request: messages.ServerMetadataResponse(**SERVER),
-    "ModelMetadataRequest": open_model,
-    "HealthCheckRequest": health,
-}
-
-
-async def answer(service: Service, path: str, data: bytes, left: float | None) -> tuple[int, bytes]:
-    """Answers what came over gRPC; an `Ask`."""
-    start = perf_counter()
-    context = RequestContext(service, service.timeout if left is None else left)
-    _, protocol, method = path.split("/")
-    kind = "HealthCheckRequest" if method == "Check" else f"{method}Request"
-    try:
-        found: bytes
-        if kind in _WITH_TENSORS:
-            found = await _WITH_TENSORS[kind](context, data)
-        else:
-            request = decode.parsed(getattr(messages, kind), decode.apart(data, None, (), kind)[0])
-            found = _METHODS[kind](context, request).SerializeToString()
-    except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
-        why = told(service, problem)
-        service.metrics.count(context.version, protocol, why.code.name, perf_counter() - start)
-        return why.code.grpc, why.said.encode()
-    service.metrics.count(context.version, protocol, "OK", perf_counter() - start)
-    return 0, found
 
 
 def told(service: Service, problem: BaseException) -> Refusal:

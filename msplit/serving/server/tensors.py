@@ -195,6 +195,13 @@ def tensor_proto(array: NDArray[Any], *, as_content: bool) -> list[bytes]:
     return [head.SerializeToString(), *parts]
 
 
+def is_plain(array: NDArray[Any], *, as_content: bool) -> bool:
+    """True if the values of a tensor are written as the bytes of the array, in one part, the last one."""
+    name = name_of(array.dtype)
+    own = name in _PACKED or as_content or not (name in _LISTED or name in _SMALL)
+    return own and name != "object" and 0 < array.size <= PIECE
+
+
 def _values(array: NDArray[Any]) -> list[bytes]:
     return [piece.tobytes() for piece in pieces(array)]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Future
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
 
 from msplit.serving.pool.drivers import LoopDriver
-from tests.serving.pool.scripted import BOTH, SOON, Script, feeds, is_right, opened
+from tests.serving.pool.scripted import BOTH, SOON, Script, Scripted, feeds, is_right, opened
 
 
 def drivers_of(pool: Any) -> LoopDriver:
@@ -27,6 +28,68 @@ def test_a_loop_gets_the_answers_of_many_requests(threads: int) -> None:
 
     with opened(Script(seconds=(1e-3,)), threads=threads) as (pool, _):
         assert asyncio.run(ask(pool)) == [True] * 20
+
+
+def driven(pool: Any, given: list[Any], seconds: float = SOON, **how: Any) -> list[Future[Any]]:
+    """Futures of requests whose caller drives the pool, all done."""
+    done: list[Future[Any]] = []
+    futures = [pool.submit_driven(one, done.append, **how) for one in given]
+    end = time.monotonic() + seconds
+    while pool.drive():
+        assert time.monotonic() < end
+    if not pool.polls:
+        wait(futures, seconds)
+    assert len(done) == len(futures)
+    assert set(map(id, done)) == set(map(id, futures))
+    return futures
+
+
+@BOTH
+def test_who_drives_a_pool_gets_the_answers_and_wakes_no_thread(threads: int) -> None:
+    script = Script(seconds=(1e-3,))
+    with opened(script, threads=threads, groups=2) as (pool, _):
+        for count in (1, 2, 20):
+            given = [feeds(number, rows=1 + number % 3) for number in range(count)]
+            for one, future in zip(given, driven(pool, given), strict=True):
+                assert is_right(future.result(0), one)
+        assert pool.stats().answered == 23
+        assert pool.stats().steps < 23, "no two requests shared a step"
+        if pool.polls:
+            assert not pool._driver._awake
+    assert not script.faults
+
+
+@pytest.mark.parametrize("where", ["start", "over", "outputs"])
+def test_a_step_that_fails_fails_its_own_request_only(where: str) -> None:
+    script = Script(errors={0: where})
+    with opened(script) as (pool, _):
+        (failed,), given = driven(pool, [feeds(1)]), feeds(2)
+        with pytest.raises(Scripted, match=f"step 0 failed in {where}"):
+            failed.result(0)
+        assert is_right(driven(pool, [given])[0].result(0), given)
+        assert (pool.stats().failed, pool.stats().answered) == (1, 1)
+    assert not script.faults
+
+
+def test_threads_that_wait_and_one_that_drives_get_their_answers() -> None:
+    script = Script(seconds=(2e-4, 1e-3))
+    with opened(script, groups=2) as (pool, _), ThreadPoolExecutor(4) as waiting:
+        given = [feeds(number) for number in range(200)]
+        answers = [waiting.submit(pool.step, one) for one in given]
+        for number in range(100):
+            one = feeds(1000 + number)
+            assert is_right(driven(pool, [one])[0].result(0), one)
+        assert all(is_right(answer.result(SOON), one) for answer, one in zip(answers, given, strict=True))
+    assert not script.faults
+
+
+def test_a_pool_that_is_closed_ends_a_step_that_somebody_drove() -> None:
+    script, done = Script(seconds=(0.05,)), []
+    with opened(script) as (pool, _):
+        future = pool.submit_driven(feeds(1), done.append)
+    assert done == [future]
+    assert is_right(future.result(0), feeds(1))
+    assert not script.faults
 
 
 def test_an_answer_that_another_thread_ends_reaches_the_loop() -> None:

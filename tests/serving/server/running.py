@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from tests import forked
 from tests.cli.runner import ROOT
 
@@ -22,6 +24,16 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
+
+
+FRONTS = ["grpcio", "native"]
+
+
+def front_of(request: pytest.FixtureRequest) -> str:
+    """The front that a fixture is to be made with."""
+    if request.param == "native":
+        pytest.importorskip("pygrpc_native")
+    return request.param
 
 
 @dataclass
@@ -63,11 +75,11 @@ def start(*arguments: object) -> Server:
     )
 
 
-def start_trivial(front_ends: int) -> Server:
+def start_trivial(front: str = "grpcio") -> Server:
     """The same of the server of `trivial`."""
     return _started(
         functools.partial(forked.Popen, server=forked.TENSORFLOW),
-        lambda port, rest: ["tests.serving.server.trivial", port, rest, front_ends],
+        lambda port, rest: ["tests.serving.server.trivial", port, rest, front],
     )
 
 

@@ -19,6 +19,7 @@ from msplit.serving.server.tensors import LONGEST, Refusal
 from tests.campaign import examples
 from tests.serving.server.test_large import field, infer, predict, proto, varint
 
+PREDICTS, INFERS = decode.Reader(decode.predict_request).parts, decode.Reader(decode.infer_request).parts
 PORTS = {"x": Port("float32", (None, 2), 16)}
 INTS = {"u": Port("uint8", (None,), 8)}
 TWO = proto(1, [1, 2], field(5, np.array([1, 2], "<f4").tobytes()))
@@ -67,7 +68,7 @@ def packed(number: int, *values: int) -> bytes:
 )
 def test_what_would_be_dropped_or_changed_is_refused(data: bytes, ports: Any, said: str) -> None:
     with pytest.raises(Refusal, match=said):
-        decode.predict_request(data).feeds(ports)
+        PREDICTS(data).feeds(ports)
 
 
 FLOATS = field(5, field(6, np.array([1, 2], "<f4").tobytes()))
@@ -94,21 +95,21 @@ FLOATS = field(5, field(6, np.array([1, 2], "<f4").tobytes()))
 )
 def test_open_inputs_that_would_be_dropped_or_changed_are_refused(data: bytes, said: str) -> None:
     with pytest.raises(Refusal, match=said):
-        decode.infer_request(data).feeds(PORTS)
+        INFERS(data).feeds(PORTS)
 
 
 def test_parts_of_contents_are_one_and_need_not_be_packed() -> None:
     one, two = np.array([1], "<f4").tobytes(), np.array([2], "<f4").tobytes()
     for contents in (field(5, field(6, one)) + field(5, field(6, two)), field(5, b"\x35" + one + b"\x35" + two)):
-        found = decode.infer_request(infer(b"x", b"FP32", [1, 2], contents)).feeds(PORTS)
+        found = INFERS(infer(b"x", b"FP32", [1, 2], contents)).feeds(PORTS)
         assert found["x"].tolist() == [[1, 2]]
     unpacked = b"".join(varint(7 << 3) + varint(value) for value in (1, 200))
-    assert decode.predict_request(predict(u=proto(4, [2], unpacked))).feeds(INTS)["u"].tolist() == [1, 200]
+    assert PREDICTS(predict(u=proto(4, [2], unpacked))).feeds(INTS)["u"].tolist() == [1, 200]
 
 
 def test_a_long_name_is_cut_before_it_is_looked_at() -> None:
     with pytest.raises(Refusal) as caught:
-        decode.predict_request(predict(**{"\n" * 100_000: TWO})).feeds(PORTS)
+        PREDICTS(predict(**{"\n" * 100_000: TWO})).feeds(PORTS)
     assert len(caught.value.said) == LONGEST
 
 
@@ -122,7 +123,96 @@ def test_numbers_of_changing_length_are_read_as_protobuf_reads_them(values: list
         assert decode.array_of(tensor, "x").tolist() == values
 
 
-@given(data=st.binary(max_size=60), read=st.sampled_from([decode.predict_request, decode.infer_request]))
+MANY = {"x": Port("float32", (None, 2), 64), "k": Port("int64", (None,), 64), "b": Port("bool", (None,), 64)}
+
+
+def drawn(random: np.random.Generator, names: str, rows: int, way: str) -> bytes:
+    """A request for some of these inputs, of values that are drawn anew."""
+    values = {
+        "x": random.standard_normal((rows, 2)).astype("<f4"),
+        "k": random.integers(-9, 9, rows).astype("<i8"),
+        "b": random.integers(0, 2, rows).astype(bool),
+    }
+    if way == "raw":
+        types = {"x": b"FP32", "k": b"INT64", "b": b"BOOL"}
+        heads = [infer(name.encode(), types[name], [*values[name].shape])[6:] for name in names]
+        return field(1, b"wide") + b"".join([*heads, *[field(7, values[name].tobytes()) for name in names]])
+    inputs = {}
+    for name in names:
+        value = values[name]
+        own = field({"x": 5, "b": 11}[name], value.tobytes()) if name != "k" else packed(10, *value.tolist())
+        content = own if way == "listed" else field(4, value.tobytes())
+        inputs[name] = proto({"x": 1, "k": 9, "b": 10}[name], [*value.shape], content)
+    return predict(**inputs)
+
+
+@pytest.mark.parametrize("way", ["listed", "content", "raw"])
+@pytest.mark.parametrize("names", ["x", "xk", "xkb"])
+def test_a_request_like_one_before_is_read_as_if_it_were_the_first(way: str, names: str) -> None:
+    read = decode.infer_request if way == "raw" else decode.predict_request
+    ports = {name: MANY[name] for name in names}
+    random, kept, known = np.random.default_rng(0), decode.Reader(read), 0
+    for turn in range(24):
+        data = drawn(random, names, 1 + turn % 3, way)
+        known += kept.knows(data) is not None
+        found, wanted = kept.parts(data).feeds(ports), decode.Reader(read).parts(data).feeds(ports)
+        assert found.keys() == wanted.keys() == ports.keys()
+        for name, value in wanted.items():
+            assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
+            np.testing.assert_array_equal(found[name], value)
+    fixed = names == "x" or (names == "xk" and way != "listed")
+    assert known == (21 if fixed else 0)  # a bool is looked at, and a number may take more bytes the next time
+
+
+def test_a_large_input_is_a_view_and_a_small_one_is_aligned() -> None:
+    ports = {"x": Port("float32", (None, 2), 1 << 20)}
+    for rows, viewed in ((1, False), (1 << 14, True)):
+        x, kept = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2), decode.Reader(decode.predict_request)
+        data = predict(x=proto(1, [rows, 2], field(4, x.tobytes())))
+        for known in (False, True):
+            assert (kept.knows(data) is not None) == known
+            found = kept.parts(data).feeds(ports)["x"]
+            np.testing.assert_array_equal(found, x)
+            assert (found.base is data) == (known and viewed)
+            assert found.flags.aligned or viewed
+
+
+def test_a_request_like_one_before_is_read_anew_for_another_model() -> None:
+    kept, data = decode.Reader(decode.predict_request), predict(x=TWO)
+    assert kept.parts(data).feeds(PORTS)["x"].tolist() == [[1, 2]]
+    assert kept.knows(data)
+    with pytest.raises(Refusal, match="the model has no input 'x'"):
+        kept.parts(data).feeds(INTS)
+
+
+@given(data=st.binary(max_size=12), place=st.integers(0, 60))
+@settings(max_examples=examples(60, 2000))
+def test_what_is_changed_in_a_request_is_seen(data: bytes, place: int) -> None:
+    kept, whole = decode.Reader(decode.predict_request), predict(x=TWO)
+    kept.parts(whole).feeds(PORTS)
+    changed = (whole[:place] + data + whole[place + len(data) :])[: len(whole)]
+
+    def read(reader: decode.Reader) -> Any:
+        try:
+            return {name: value.tobytes() for name, value in reader.parts(changed).feeds(PORTS).items()}
+        except Refusal as problem:
+            return problem.said
+
+    assert read(kept) == read(decode.Reader(decode.predict_request))
+
+
+def test_layouts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_MOST_LENGTHS", 4)
+    kept = decode.Reader(decode.predict_request)
+    for size in range(12):
+        for name in ("a", "b", "c", "d", "e", "f"):
+            data = field(1, field(1, name.encode() * (size + 1))) + field(2, field(1, b"x") + field(2, TWO))
+            assert kept.parts(data).feeds(PORTS)["x"].tolist() == [[1, 2]]
+    assert len(kept._known) <= 4
+    assert max(map(len, kept._known.values())) <= decode._EACH
+
+
+@given(data=st.binary(max_size=60), read=st.sampled_from([PREDICTS, INFERS]))
 @settings(max_examples=examples(100, 5000))
 def test_no_bytes_do_harm(data: bytes, read: Callable[[bytes], decode.Parts]) -> None:
     with contextlib.suppress(Refusal):

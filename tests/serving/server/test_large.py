@@ -22,8 +22,9 @@ from msplit.serving.pool.steps import SimulatedSlot, StepSlot
 from msplit.serving.server import decode, messages, rest
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models, Version, signature_of
-from msplit.serving.server.service import Service, answer
+from msplit.serving.server.service import Service
 from tests.fuzz.limits import limited
+from tests.serving.server.asking import answer
 
 MB = 1 << 20
 SIZE = 60 * MB

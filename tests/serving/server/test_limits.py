@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -93,15 +94,12 @@ def test_a_connection_of_grpc_that_says_nothing_does_not_stay(monkeypatch: pytes
     assert limits.keys() < dict(rpc._LIMITS).keys()
     monkeypatch.setattr(rpc, "_LIMITS", tuple(limits.items()))
 
-    async def ask(path: str, data: bytes, left: float | None) -> tuple[int, bytes]:
-        return 0, data
-
     async def go() -> None:
-        server = rpc.GrpcServer(ask, asyncio.Event(), 1 << 20)
+        server = rpc.GrpcServer(lambda call, data, left: call.answer(data), threading.Event(), 1 << 20)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        assert await server.start("127.0.0.1", port)
+        assert server.start("127.0.0.1", port)
         await ended(port)  # neither who says nothing at all
         await ended(
             port, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))

@@ -14,7 +14,7 @@ pytest.importorskip("prometheus_client")
 from msplit.errors import LoadError, MsplitError
 from msplit.run.request import RunRequest
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.server import messages, run, tensors
+from msplit.serving.server import making, messages, tensors
 from msplit.serving.server.config import ModelConfig
 from msplit.serving.server.models import Models, Version, signature_of
 from msplit.serving.server.tensors import Refusal
@@ -52,14 +52,14 @@ def test_warm_up_requests_are_run_as_tensorflow_serving_writes_them(version: Ver
                 writer.write(one)
 
     write(log(good), other.SerializeToString(), log(good[:1]))
-    run._warm_up(version, file)
+    making._warm_up(version, file)
     assert version.signature("").pool.stats().answered == 2
     write(log(good), log(good[:, :3]))
     with pytest.raises(LoadError, match=r"warm-up request 1 fails: .*x"):
-        run._warm_up(version, file)
+        making._warm_up(version, file)
     write(b"\x07\x00")
     with pytest.raises(LoadError, match="warm-up request 0 fails"):
-        run._warm_up(version, file)
+        making._warm_up(version, file)
 
 
 def test_models_are_found_by_name_number_and_label(version: Version) -> None:
@@ -103,28 +103,12 @@ def test_what_can_not_be_served_is_named(tmp_path: Path) -> None:
     configs = [ModelConfig("policy", tmp_path / "m")]
     with (
         pytest.raises(MsplitError) as told,
-        run.ready(configs, RunRequest.of(**request), PoolSettings(batches=(1, 4)), signatures=run.ALL),
+        making.ready(configs, RunRequest.of(**request), PoolSettings(batches=(1, 4)), signatures=making.ALL),
     ):
         pass
     assert told.value.where == "policy, signature initial"
     assert "--max-batch and --batch" in told.value.fix
     assert "--part signature=" in told.value.fix
-
-
-def test_a_front_end_ends_when_what_has_started_it_is_gone() -> None:
-    import time
-
-    from tests.serving.server.running import start_trivial
-    from tests.serving.server.test_overload import children
-
-    server = start_trivial(1)
-    (front,) = children(server.process.pid)
-    server.process.kill()
-    server.process.communicate()
-    ended = time.monotonic() + 10
-    while Path(f"/proc/{front}").exists() and "Z" not in Path(f"/proc/{front}/stat").read_text().split()[2]:
-        assert time.monotonic() < ended
-        time.sleep(0.02)
 
 
 def test_answers_are_in_the_fields_of_their_types_or_in_tensor_content() -> None:

@@ -1,0 +1,168 @@
+"""Requests over gRPC, from their bytes to their answers: by the pool's callbacks, without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+from msplit.serving.server import decode, messages
+from msplit.serving.server import service as methods
+from msplit.serving.server.rpc import PATHS, SERVICES, WATCH
+from msplit.serving.server.service import (
+    LARGE,
+    SERVER,
+    Arrays,
+    InferenceRequest,
+    RequestContext,
+    Service,
+    keys_of,
+    size_of,
+    told,
+)
+from msplit.serving.server.tensors import Refusal, StatusCode, refusal
+
+
+def health(context: RequestContext, request: Any) -> Any:
+    """`Check`."""
+    if request.service not in SERVICES:
+        raise Refusal(StatusCode.NOT_FOUND, f"unknown service {request.service}")
+    return messages.HealthCheckResponse(status=2 if context.service.stopping.is_set() else 1)
+
+
+class _Tensors(NamedTuple):
+    """Method whose requests and answers have tensors, and are read and written here, not by protobuf."""
+
+    read: Callable[[RequestContext, bytes], InferenceRequest]
+    write: Callable[[Service, InferenceRequest, Arrays], bytes]
+
+
+_METHODS: dict[str, _Tensors | Callable[[RequestContext, Any], Any]] = {
+    "Predict": _Tensors(methods.read_predict, methods.write_predict),
+    "GetModelMetadata": methods.serving_metadata,
+    "GetModelStatus": methods.serving_status,
+    "ServerLive": lambda context, request: messages.ServerLiveResponse(live=True),
+    "ServerReady": lambda context, request: messages.ServerReadyResponse(ready=not context.service.stopping.is_set()),
+    "ModelReady": methods.open_model_ready,
+    "ServerMetadata": lambda context, request: messages.ServerMetadataResponse(**SERVER),
+    "ModelMetadata": methods.open_model,
+    "ModelInfer": _Tensors(methods.read_infer, methods.write_infer),
+    "Check": health,
+    "Watch": health,
+}
+
+
+_BY_PATH = {path: (path.split("/")[1], (name := path.split("/")[2]), _METHODS[name]) for path in (*PATHS, WATCH)}
+"""Path of a method -> its protocol, its name, and what answers it."""
+
+
+class Reply(Protocol):
+    """Call of gRPC that is to be answered once; see `rpc.Call`."""
+
+    path: str
+    cancel: Callable[[], object] | None
+
+    def answer(self, data: bytes) -> None:
+        """Sends the answer."""
+
+    def fail(self, status: int, message: str) -> None:
+        """Sends a status of gRPC other than 0, and what it is about."""
+
+
+class _Exchange:
+    """Request over gRPC, from its bytes to its answer."""
+
+    __slots__ = ("_context", "_keys", "_method", "_protocol", "_reply", "_request", "_start")
+
+    def __init__(self, service: Service, reply: Reply, left: float | None) -> None:
+        self._start, self._reply = perf_counter(), reply
+        self._context = RequestContext(service, service.timeout if left is None else left)
+
+    def begin(self, data: bytes) -> None:
+        """Answers the request, or hands it to its pool."""
+        service = self._context.service
+        try:
+            self._protocol, name, method = _BY_PATH[self._reply.path]
+            if isinstance(method, _Tensors):
+                self._method = method
+                if len(data) > LARGE:
+                    service.aside.submit(self._trying, self._submit, data, aside=True)
+                else:
+                    self._submit(data)
+            else:
+                kind = "HealthCheckRequest" if method is health else f"{name}Request"
+                request = decode.parsed(getattr(messages, kind), decode.apart(data, None, (), kind)[0])
+                self._end(method(self._context, request).SerializeToString())
+        except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
+            self._fail(problem)
+
+    def _trying(self, work: Callable[..., None], *values: Any, **named: Any) -> None:
+        try:
+            work(*values, **named)
+        except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
+            self._fail(problem)
+
+    def _submit(self, data: bytes, *, aside: bool = False) -> None:
+        """Reads the request and has its pool compute. Where the pool's steps are over when somebody polls, whoever has called `take` does;
+        of a large request, and where the pool has threads that run steps, these threads do."""
+        request = self._request = self._method.read(self._context, data)
+        self._keys, priority = keys_of(request)
+        pool, left = request.signature.pool, request.timeout
+        driven = pool.polls and not aside
+        if driven:
+            self._context.service.busy[pool] = None
+        try:
+            if driven:
+                future = pool.submit_driven(request.feeds, self._arrive, priority=priority, timeout=left)
+            else:
+                future = pool.submit(request.feeds, priority=priority, timeout=left)
+        except Exception as problem:
+            raise refusal(problem) from problem
+        self._reply.cancel = future.cancel
+        if not driven:
+            future.add_done_callback(self._arrive)
+
+    def _arrive(self, future: Future[Any]) -> None:
+        """Takes the pool's answer, in the thread that delivers it."""
+        self._trying(self._take_outputs, future)
+
+    def _take_outputs(self, future: Future[Any]) -> None:
+        if future.cancelled():
+            raise refusal(asyncio.CancelledError())
+        try:
+            found = future.result()
+        except Exception as problem:
+            raise refusal(problem, ran=True) from problem
+        outputs = {asked: found[key] for asked, key in self._keys.items()}
+        if size_of(outputs) > LARGE:
+            self._context.service.aside.submit(self._trying, self._write, outputs)
+        else:
+            self._write(outputs)
+
+    def _write(self, outputs: Arrays) -> None:
+        self._end(self._method.write(self._context.service, self._request, outputs))
+
+    def _end(self, data: bytes) -> None:
+        context = self._context
+        self._reply.answer(data)
+        context.service.metrics.count(context.version, self._protocol, "OK", perf_counter() - self._start)
+
+    def _fail(self, problem: Exception) -> None:
+        context = self._context
+        why = told(context.service, problem)
+        self._reply.fail(why.code.grpc, why.said)
+        context.service.metrics.count(context.version, self._protocol, why.code.name, perf_counter() - self._start)
+
+
+def take(service: Service, reply: Reply, data: bytes, left: float | None) -> None:
+    """Answers what came over gRPC, now or later, in this thread or another.
+
+    Args:
+        service: State of the server.
+        reply: Call that gets the answer.
+        data: Bytes of the request.
+        left: Seconds that its client waits; None: as long as it takes.
+    """
+    _Exchange(service, reply, left).begin(data)

@@ -1,0 +1,73 @@
+"""Answers that are written like ones before: the same bytes as if each were the first, but for the order of fields."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from msplit.serving.server import decode, messages, service
+from msplit.serving.server.models import Models, Version
+from msplit.serving.server.service import Heads, InferenceRequest, Service
+
+VERSION = Version("m", 3, {})
+STRINGS = np.array([b"a", b"bc"], object)
+
+
+def served(*, as_content: bool = False) -> Service:
+    return Service(Models({}), None, as_content)  # type: ignore[arg-type]
+
+
+def request(identifier: str = "") -> InferenceRequest:
+    return InferenceRequest(SimpleNamespace(id=identifier), VERSION, SimpleNamespace(name="s"), {})  # type: ignore[arg-type]
+
+
+def outputs(turn: int, dtypes: str) -> dict[str, Any]:
+    random = np.random.default_rng(turn)
+    made = {"f": np.float32, "d": np.float64, "l": np.int64, "h": np.float16, "b": bool, "i": np.int8}
+    shape = (1 + turn % 3, 2)
+    found = {name: random.integers(0, 2, shape).astype(made[name]) for name in dtypes if name != "s"}
+    return {**found, **({"s": STRINGS[: 1 + turn % 2]} if "s" in dtypes else {})}
+
+
+@pytest.mark.parametrize("dtypes", ["", "f", "fd", "fl", "hib", "fs", "fdlhbis"])
+@pytest.mark.parametrize("as_content", [False, True])
+def test_predictions_are_what_went_in(dtypes: str, as_content: bool) -> None:
+    kept = served(as_content=as_content)
+    for turn in range(9):
+        wanted = outputs(turn, dtypes)
+        said = service.write_predict(kept, request(), wanted)
+        assert said == service.write_predict(served(as_content=as_content), request(), wanted)
+        found = messages.PredictResponse.FromString(said)
+        assert (found.model_spec.name, found.model_spec.version.value, found.model_spec.signature_name) == ("m", 3, "s")
+        assert found.outputs.keys() == wanted.keys()
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(decode.array_of(found.outputs[name], name), value)
+    plain = set(dtypes) <= (set("fdlhbi") if as_content else set("fdb"))
+    assert len(kept.heads._known) == (3 if dtypes and plain else 0)
+
+
+@pytest.mark.parametrize("dtypes", ["f", "fl", "hib", "fs"])
+def test_inferences_are_what_went_in(dtypes: str) -> None:
+    kept = served()
+    for turn in range(9):
+        wanted, identifier = outputs(turn, dtypes), "" if turn % 2 else f"é{turn}"
+        found = messages.ModelInferResponse.FromString(service.write_infer(kept, request(identifier), wanted))
+        assert (found.model_name, found.model_version, found.id) == ("m", "3", identifier)
+        for one, raw, (name, value) in zip(found.outputs, found.raw_output_contents, wanted.items(), strict=True):
+            assert one.name == name
+            np.testing.assert_array_equal(decode.array_of_infer(one, raw), value)
+    assert len(kept.heads._known) == (0 if "s" in dtypes else 3)
+
+
+def test_what_is_kept_of_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_MOST_HEADS", 5)
+    heads = Heads()
+    for size in range(1, 30):
+        value = np.zeros(size, np.float32)
+        assert heads.write("k", {"y": value}, lambda: [[b"all"], [b"head", value.tobytes()]], as_content=True)  # noqa: B023
+        assert len(heads._known) <= 5
