@@ -294,7 +294,7 @@ _MOVES = 5
 _TIMES_ROUNDING = 8.0
 """Quotient of how far `_STATE` moves values and of rounding in its precision."""
 
-_DECIDES = 0.5
+DECIDES = 0.5
 """Distance of a variable from itself from which on nothing but rounding decides what it is. A ReLU that lets another example through moves
 one by 0.011."""
 
@@ -362,7 +362,7 @@ def undetermined(
     for seed in range(_FEWER_MOVES):
         begun = _moved(state, _STATE[precision][1] / _TIMES_ROUNDING, seed)
         other = with_changes(stepped(begun), begun) if names else {}
-        names = [name for name in names if _distance(other[name], expected[name]) >= _DECIDES]
+        names = [name for name in names if _distance(other[name], expected[name]) >= DECIDES]
     return list(names)
 
 

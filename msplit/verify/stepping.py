@@ -17,6 +17,7 @@ from msplit.engines.tensors import as_array
 from msplit.opset.traits import DRAWS
 from msplit.verify.compare import (
     ANY_FINITE,
+    DECIDES,
     ModelComparison,
     compare_state,
     least_state_tolerances,
@@ -168,8 +169,10 @@ class Steps:
         if names := [one.name for one in found.outputs if not one.passed and one.needed < ANY_FINITE and not one.exact]:
             names = undetermined(state, after, stepped, names, precision=precision)
             known[precision] |= dict.fromkeys(names, ANY_FINITE)
-            leave_out(names)
-        return compare_state(mine, after, known[precision], state)
+            found = compare_state(mine, after, known[precision], state)
+        # What passes although it is half its size away was hardly compared: the user is told.
+        leave_out([one.name for one in found.outputs if one.passed and one.needed >= DECIDES])
+        return found
 
 
 def widened(compared: Callable[..., ModelComparison], tolerances: Iterator[Mapping[str, float]]) -> ModelComparison:

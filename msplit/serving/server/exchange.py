@@ -59,7 +59,7 @@ _BY_PATH = {path: (path.split("/")[1], (name := path.split("/")[2]), _METHODS[na
 
 
 class Reply(Protocol):
-    """Call of gRPC that is to be answered once; see `rpc.Call`."""
+    """Call of gRPC that is to be answered once; see `rpc.GrpcCall`."""
 
     path: str
     cancel: Callable[[], object] | None

@@ -1,8 +1,8 @@
 """gRPC in a thread of its own: takes calls from gRPC's completion queue, hands their bytes on, and drives the pools meanwhile.
 
 The same thread reads a request, starts its step, ends it and sends the answer, so no request is handed over to another thread, and no
-Python object is made for it beyond its bytes. `grpc.aio` needs seven times as much processor time for the same echo (see
-`benchmarks/notes/front.md`). What is used of `grpcio` is the layer below `grpc.server`, as `grpc/_server.py` uses it.
+Python object is made for it beyond its bytes. ``grpc.aio`` needs seven times as much processor time for the same echo (see
+`benchmarks/notes/front.md`). What is used of `grpcio` is the layer below ``grpc.server``, as `grpc/_server.py` uses it.
 """
 
 from __future__ import annotations
