@@ -21,7 +21,7 @@ from msplit.errors import EngineError, OutOfMemory, WrongShape
 from msplit.inputs.special import RANDOM, InputKindName
 from msplit.progress import phase
 from msplit.verify import stepping
-from msplit.verify.chosen_inputs import SPECIAL, Verification, announcing, kinds_for, run_last, sets_of, without_refused
+from msplit.verify.chosen_inputs import SPECIAL, Verification, kinds_for, sets_of, without_refused
 from msplit.verify.compare import (
     ModelComparison,
     best_of,
@@ -29,7 +29,7 @@ from msplit.verify.compare import (
     computed_in,
     output_tolerances,
 )
-from msplit.verify.mixed_precision import emulated_errors
+from msplit.verify.mixed_precision import emulated_errors, tf32_tolerances
 from msplit.verify.op_by_op import OP_BY_OP, compare_ops
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
 
@@ -468,7 +468,7 @@ def _verify_special(
                 if kind is RANDOM and not isinstance(problem, WrongShape):
                     raise
                 seed = how.settings.seed + 1 + attempt
-                run = partial(run_last, truth, [] if alone else before, begun)
+                run = partial(stepping.run_last, truth, [] if alone else before, begun)
                 again = None if stepping.draws(truth) else without_refused(run, how.fresh(seed), fed[-1])
                 if again is None:
                     how.refuse(kind, problem.what)
@@ -478,8 +478,12 @@ def _verify_special(
             none = [name for name, value in expected.items() if value.dtype.kind == "f" and np.isnan(value).all()]
             if none and truth.variant.label == UNCHANGED:
                 how.refuse(kind, f"{none[0]} is NaN there in every variant")
-            taken = stepping.Steps(truth, fed, begun, ours[0].variant.job)
-            to_come = announcing(kind, fed) if before and not alone else [(0, feeds, None) for feeds in fed]
+            taken = _steps(truth, ours[0], fed, begun, {})
+            to_come = (
+                stepping.announcing(fed, come=kind is RANDOM)
+                if before and not alone
+                else [(0, feeds, None) for feeds in fed]
+            )
             for one in left:
                 try:
                     steps = stepping.run_announcing(one, held, to_come)
@@ -530,6 +534,15 @@ def _announced(
         how.refuse(RANDOM, problem.what)
 
 
+def _steps(
+    truth: Running, one: Running, fed: Sequence[Arrays], begun: Arrays, known: dict[Precision, dict[str, float]]
+) -> stepping.Steps:
+    """Steps that one is held to, and what rounding to TF32 does to them on our engine, if it runs them alone."""
+    job = one.variant.job
+    alone = isinstance(one.variant.engine, CudaEngine) and not job.options.split and job.options.shards is None
+    return stepping.Steps(truth, fed, begun, partial(tf32_tolerances, job, fed, begun) if alone else None, known)
+
+
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:
     """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
     did in one is what the next learns from."""
@@ -540,8 +553,7 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
         begun = stepping.begin(held, state)
         made = {each: stepping.variables_after(each, [feeds], begun) for each in held}
         for index, (one, partner, precision) in enumerate(pairs):
-            job = one.variant.job if isinstance(one.variant.engine, CudaEngine) else None
-            taken = stepping.Steps(partner, [feeds], begun, job, known.setdefault(partner, {}))
+            taken = _steps(partner, one, [feeds], begun, known.setdefault(partner, {}))
             compared = taken.learned(made[one], made[partner], precision, how.settings.tolerance, how.leave_out)
             found.setdefault(index, []).append(compared)
     for index, comparisons in found.items():

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from msplit.engines.base import Arrays
-from msplit.errors import EngineError
 from msplit.inputs.reference import Reference
 from msplit.inputs.special import RANDOM, Fresh, InputKind, InputKindName
 from msplit.progress import Progress, Sums
-from msplit.verify import stepping
-from msplit.verify.results import Running, Settings, Variant
+from msplit.verify.results import Settings, Variant
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,27 +86,11 @@ def sets_of(how: Verification, kinds: Sequence[InputKind], alone: bool) -> list[
     return [*[(RANDOM, mixed)][: len(mixed)], *((kind, []) for kind in kinds), *((kind, [other]) for kind in again)]
 
 
-def announcing(kind: InputKind, fed: Sequence[Arrays]) -> list[stepping.Announcing]:
-    """Two steps, of which the first announces the second; or, in the mapping of the last second one, inputs that do not come."""
-    first, second = fed
-    if kind is RANDOM:
-        return [(0, first, (1, second)), (1, second, None)]
-    return [(1, first, (2, first)), (0, second, None)]
-
-
 _MOST_RUNS = 24
 """Runs that find which inputs a kind of inputs is refused for: one of 100 takes 14."""
 
 Ran = tuple[Arrays, Arrays]
 """Outputs, and variables after a step."""
-
-
-def run_last(truth: Running, before: Sequence[Arrays], begun: Arrays, feeds: Arrays) -> Ran | None:
-    """The outputs of a step behind others, and the variables after it; None where the model does not run on it."""
-    try:
-        return stepping.run_steps(truth, [*before, feeds], begun)
-    except EngineError:
-        return None
 
 
 def without_refused(

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.arguments import Precision
-from msplit.engines.base import STEPS, Arrays, Job, is_array
+from msplit.engines.base import STEPS, Arrays, is_array
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.tensors import as_array
+from msplit.errors import EngineError
 from msplit.opset.traits import DRAWS
 from msplit.verify.compare import (
     ANY_FINITE,
@@ -25,7 +26,6 @@ from msplit.verify.compare import (
     state_tolerances,
     undetermined,
 )
-from msplit.verify.mixed_precision import tf32_tolerances
 from msplit.verify.results import Running
 
 Announcing = tuple[int, Arrays, tuple[int, Arrays] | None]
@@ -46,6 +46,14 @@ def announced(first: Arrays, second: Arrays) -> list[Announcing]:
         (0, second, (1, second)),  # announces what was announced already, with other values
         (1, second, None),
     ]
+
+
+def announcing(fed: Sequence[Arrays], *, come: bool) -> list[Announcing]:
+    """Two steps, of which the first announces the second; or, in the mapping of the last second one, inputs that do not come."""
+    first, second = fed
+    if come:
+        return [(0, first, (1, second)), (1, second, None)]
+    return [(1, first, (2, first)), (0, second, None)]
 
 
 def run_announcing(
@@ -70,6 +78,14 @@ def run_steps(one: Running, fed: Iterable[Arrays], state: Arrays) -> tuple[Array
     """
     wind_back(one, state)
     return last_of(one, ({name: np.array(value) for name, value in one.step(feeds).items()} for feeds in fed), state)
+
+
+def run_last(truth: Running, before: Sequence[Arrays], begun: Arrays, feeds: Arrays) -> tuple[Arrays, Arrays] | None:
+    """The outputs of a step behind others, and the variables after it; None where the model does not run on it."""
+    try:
+        return run_steps(truth, [*before, feeds], begun)
+    except EngineError:
+        return None
 
 
 def wind_back(one: Running, state: Arrays) -> None:
@@ -108,22 +124,19 @@ class Steps:
         truth: What gives the right values.
         fed: Inputs of each step.
         state: Variables before the first.
-        job: The same steps on our engine; None where it does not run them.
+        in_tf32: Gives the tolerances of outputs and of variables that rounding to TF32 comes to on these steps; None where nobody can.
         known: Tolerances of variables, by precision.
     """
 
     truth: Running
     fed: Sequence[Arrays]
     state: Arrays
-    job: Job | None
+    in_tf32: Callable[[], tuple[dict[str, float], dict[str, float]]] | None
     known: dict[Precision, dict[str, float]] = field(default_factory=dict)
 
     @cached_property
     def _in_tf32(self) -> tuple[dict[str, float], dict[str, float]]:
-        job = self.job
-        if job is None or job.options.split or job.options.shards is not None:
-            return {}, {}
-        return tf32_tolerances(job, self.fed, self.state)
+        return ({}, {}) if self.in_tf32 is None else self.in_tf32()
 
     def carried(self, expected: Arrays, precision: Precision, *, moved: bool) -> Iterator[dict[str, float]]:
         """Yields tolerances of the outputs of the last step, as `compare` takes them, each to be asked for where those before do not do:
