@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from msplit.run.tuning import Tuned
     from msplit.schedule.search import MeasuringDevice
     from msplit.serving.pool.pool import Pool
-    from msplit.serving.pool.settings import PoolSettings
+    from msplit.serving.pool.scheduler import PoolSettings
     from msplit.training.trainer import Trainer
     from msplit.verify.results import Settings
 
@@ -93,7 +93,7 @@ _LATER = {
     "Runner": "msplit.run.runner",
     "prepare": "msplit.run.prepare",
     "Pool": "msplit.serving.pool.pool",
-    "PoolSettings": "msplit.serving.pool.settings",
+    "PoolSettings": "msplit.serving.pool.scheduler",
     "CompiledFunction": "msplit.run.function",
     "compile": "msplit.run.function",
     **dict.fromkeys(
@@ -166,7 +166,7 @@ def pool(
     """
     from msplit.run.request import RunOptions, request_of
     from msplit.serving.pool import sources
-    from msplit.serving.pool.settings import PoolSettings
+    from msplit.serving.pool.scheduler import PoolSettings
 
     settings = PoolSettings(
         groups=groups,

@@ -39,8 +39,8 @@ from msplit.run.setup import BenchRequest, StreamIds, on_all, plural
 from msplit.run.tuning import Tuned, confirmed
 from msplit.run.variants import as_recorded, naming_open_shapes, set_up
 from msplit.schedule.judge import bounds
-from msplit.verify.chosen_inputs import seconds_of
 from msplit.verify.results import BenchResult, Settings, Variant
+from msplit.verify.stepping import seconds_of
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import CompiledVariant

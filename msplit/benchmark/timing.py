@@ -24,8 +24,8 @@ from msplit.inputs.reference import Reference
 from msplit.inputs.special import Fresh
 from msplit.progress import Progress, prepared, silent
 from msplit.verify.check import rebuild, verified
-from msplit.verify.chosen_inputs import Verification
 from msplit.verify.results import BenchResult, Running, Settings, Variant, VariantResult
+from msplit.verify.stepping import Verification
 
 _SLOW = 20.0
 """Factor on the asked duration that a run may take to reach its fewest rounds."""

@@ -27,9 +27,9 @@ from msplit.run.tuning import Tuned
 from msplit.run.upgrade import Inputs, hurrying, one_at_a_time, start_improving
 from msplit.run.variants import as_it_runs, naming_open_shapes, set_up
 from msplit.verify.check import verified
-from msplit.verify.chosen_inputs import Verification, seconds_of
 from msplit.verify.compare import computed_in
 from msplit.verify.results import Running, Variant
+from msplit.verify.stepping import Verification, seconds_of
 
 ROUNDS = 11
 """Of a step on several streams beside one on one stream. In all but one of them several must be faster to be taken."""

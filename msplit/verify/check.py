@@ -21,7 +21,6 @@ from msplit.errors import EngineError, OutOfMemory, WrongShape
 from msplit.inputs.special import RANDOM, InputKindName
 from msplit.progress import phase
 from msplit.verify import stepping
-from msplit.verify.chosen_inputs import SPECIAL, Verification, kinds_for, sets_of, without_refused
 from msplit.verify.compare import (
     ModelComparison,
     best_of,
@@ -32,6 +31,7 @@ from msplit.verify.compare import (
 from msplit.verify.mixed_precision import emulated_errors, tf32_tolerances
 from msplit.verify.op_by_op import OP_BY_OP, compare_ops
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
+from msplit.verify.stepping import SPECIAL, Verification, kinds_for, sets_of, without_refused
 
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""

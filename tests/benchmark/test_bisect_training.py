@@ -9,7 +9,7 @@ from msplit.benchmark.bisect import bisect
 from msplit.report import commands as report
 from msplit.report import document
 from msplit.run.request import RunRequest
-from msplit.verify.fetchable import AMBIGUOUS, FLOWS, IN_LOOPS, REFERENCES, fetchable
+from msplit.verify.op_by_op import AMBIGUOUS, FLOWS, IN_LOOPS, REFERENCES, fetchable
 from tests import training_graphs
 from tests.benchmark.test_bisect import plant, text
 from tests.engines.cuda.cases import graph_of

@@ -18,8 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from msplit.errors import Busy, Closed, DeviceLost
 from msplit.serving.pool import scheduler as module
-from msplit.serving.pool.scheduler import JOIN_WINDOW, NEVER, NOTHING, Decision, Request, Scheduler, Step
-from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.scheduler import JOIN_WINDOW, NEVER, NOTHING, Decision, PoolSettings, Request, Scheduler, Step
 from tests.campaign import examples
 
 BUCKETS = (1, 4, 8)
@@ -325,5 +324,5 @@ def test_the_scheduler_knows_no_thread_no_clock_and_no_engine() -> None:
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {name for name in names if name.startswith("msplit")}
-    assert ours == {"msplit.errors", "msplit.serving.pool.settings"}
+    assert ours == {"msplit.errors", "msplit.serving.pool.scheduler"}
     assert names - ours <= {"__future__", "collections", "collections.abc", "dataclasses", "heapq", "typing"}
