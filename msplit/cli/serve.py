@@ -161,13 +161,6 @@ class Doors:
         type=click.IntRange(1, 2047),
         help="Size of the largest request.",
     )
-    front: str = option(
-        "--front",
-        default="grpcio",
-        show_default=True,
-        type=click.Choice(["grpcio", "native"]),
-        help="What speaks gRPC: grpcio, or pygrpc-native, which takes less time but bounds less.",
-    )
     enable_serialization_as_tensor_content: bool = option(
         "--enable-serialization-as-tensor-content",
         **_switch(False),
@@ -192,7 +185,6 @@ class Doors:
             grace=self.grace,
             as_content=self.enable_serialization_as_tensor_content,
             timeout=self.timeout,
-            front=self.front,
         )
 
 

@@ -42,7 +42,7 @@ SERVICES = ("", *dict.fromkeys(path.split("/")[1] for path in PATHS))
 
 _KNOWN = {path.encode(): path for path in (*PATHS, WATCH)}
 _UNIMPLEMENTED = 12
-NOT_SERVING, UNKNOWN = b"\x08\x02", b"\x08\x03"
+_NOT_SERVING, _UNKNOWN = b"\x08\x02", b"\x08\x03"
 """HealthCheckResponses."""
 
 _LIMITS = (
@@ -53,17 +53,17 @@ _LIMITS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 """Limits, in ms, on connections that are of no use."""
-LOOK = 0.01
-FLUSH = 0.05
+_LOOK = 0.01
+_FLUSH = 0.05
 """Seconds that the last answers have to leave the process."""
 _SO_ATTACH_FILTER = 26
 """Linux's; Python has no name for it."""
 
 _AT_ONCE = 64
 """Most events of gRPC between two looks at the pools."""
-SPIN = 0.02
+_SPIN = 0.02
 """Seconds after the last event for which the thread polls gRPC and the pools without sleeping."""
-_NAP, IDLE = 1e-3, 0.1
+_NAP, _IDLE = 1e-3, 0.1
 """Seconds for which it waits for gRPC after that, while there is something to look after, and while there is not."""
 _PATIENCE = 1e-3
 """Seconds after which a call that is not answered yet is watched for being cancelled: one more event for gRPC, which few calls need."""
@@ -145,7 +145,7 @@ class HealthWatch(GrpcCall):
 
     def answer(self, data: bytes) -> None:
         """Sends the health of now. The call stays open until the server stops."""
-        self._known, self.cancel = data is not UNKNOWN, self._gone
+        self._known, self.cancel = data is not _UNKNOWN, self._gone
         self._send(self._told, cygrpc.SendInitialMetadataOperation(None, 0), cygrpc.SendMessageOperation(data, 0))
 
     def _told(self, event: Any) -> None:
@@ -157,11 +157,11 @@ class HealthWatch(GrpcCall):
     def fail(self, status: int, message: str) -> None:
         """Says that there is no such service."""
         del status, message
-        self.answer(UNKNOWN)
+        self.answer(_UNKNOWN)
 
     def stop(self) -> None:
         """Tells that the server stops, and ends the call."""
-        last = (cygrpc.SendMessageOperation(NOT_SERVING, 0),) if self._known else ()
+        last = (cygrpc.SendMessageOperation(_NOT_SERVING, 0),) if self._known else ()
         self._finish(*last, cygrpc.SendStatusFromServerOperation(None, 0, b"", 0))
 
     def _gone(self) -> None:
@@ -233,12 +233,12 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         over = loop.time() + grace
         while any([*self.open.values()]) and loop.time() < over:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(_LOOK)
         if grace:
-            await asyncio.sleep(FLUSH)
+            await asyncio.sleep(_FLUSH)
         if self._thread is None:  # it was told to end at once meanwhile
             return
-        hang_up(self._port)  # before calls are left alone, which gRPC would cancel
+        _hang_up(self._port)  # before calls are left alone, which gRPC would cancel
         thread, self._thread = self._thread, None
         self._server.shutdown(self._queue, self._end_queue)
         self._server.cancel_all_calls()
@@ -286,8 +286,8 @@ class GrpcServer:
         while kind != over:
             try:
                 deadline = 0.0
-                if not busy or time.perf_counter() - last > SPIN:
-                    deadline = time.time() + (_NAP if busy or self._young else IDLE)
+                if not busy or time.perf_counter() - last > _SPIN:
+                    deadline = time.time() + (_NAP if busy or self._young else _IDLE)
                 for _ in range(_AT_ONCE):
                     event = poll(deadline=deadline)
                     kind = event.completion_type
@@ -312,7 +312,7 @@ class GrpcServer:
                 watcher.stop()
 
 
-def hang_up(port: int) -> None:
+def _hang_up(port: int) -> None:
     """Ends all connections of this process to a port of its own, and has none come about any more.
 
     Until gRPC stops listening a client that has just lost its connection would make a new one, and gRPC cancel what it then asks. A filter

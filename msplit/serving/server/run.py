@@ -18,7 +18,6 @@ from msplit.serving.server import rest, rpc
 from msplit.serving.server.exchange import take
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models
-from msplit.serving.server.native import NativeServer
 from msplit.serving.server.service import Service
 
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -34,10 +33,6 @@ _NOTICE = 0.3
 """Seconds for which a server that is to stop refuses requests before it closes its doors."""
 
 
-FRONTS: dict[str, type[rpc.GrpcServer | NativeServer]] = {"grpcio": rpc.GrpcServer, "native": NativeServer}
-"""What speaks gRPC, by name."""
-
-
 @dataclass(frozen=True)
 class Listening:
     """Addresses and limits of a server.
@@ -50,7 +45,6 @@ class Listening:
         grace: Seconds that what is in flight may take when it is to stop.
         as_content: True to put values of TensorFlow Serving's answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself.
-        front: What speaks gRPC, of `FRONTS`.
     """
 
     host: str = "127.0.0.1"
@@ -60,7 +54,6 @@ class Listening:
     grace: float = 10.0
     as_content: bool = False
     timeout: float | None = None
-    front: str = "grpcio"
 
 
 @contextlib.contextmanager
@@ -188,7 +181,7 @@ class _Grpc:
 
     def __init__(self, service: Service, where: Listening) -> None:
         self._where = where
-        self._server = FRONTS[where.front](partial(take, service), service.stopping, where.most, service.drive)
+        self._server = rpc.GrpcServer(partial(take, service), service.stopping, where.most, service.drive)
 
     async def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen."""

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-
 from tests import forked
 from tests.cli.runner import ROOT
 
@@ -24,16 +22,6 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
-
-
-FRONTS = ["grpcio", "native"]
-
-
-def front_of(request: pytest.FixtureRequest) -> str:
-    """The front that a fixture is to be made with."""
-    if request.param == "native":
-        pytest.importorskip("pygrpc_native")
-    return request.param
 
 
 @dataclass
@@ -75,11 +63,11 @@ def start(*arguments: object) -> Server:
     )
 
 
-def start_trivial(front: str = "grpcio") -> Server:
+def start_trivial() -> Server:
     """The same of the server of `trivial`."""
     return _started(
         functools.partial(forked.Popen, server=forked.TENSORFLOW),
-        lambda port, rest: ["tests.serving.server.trivial", port, rest, front],
+        lambda port, rest: ["tests.serving.server.trivial", port, rest],
     )
 
 

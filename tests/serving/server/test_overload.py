@@ -19,13 +19,13 @@ grpc = pytest.importorskip("grpc")
 pytest.importorskip("uvicorn")
 
 from msplit.serving.server import decode, messages, rpc, tensors  # noqa: E402
-from tests.serving.server.running import FRONTS, Server, free_port, front_of, start_trivial  # noqa: E402
+from tests.serving.server.running import Server, free_port, start_trivial  # noqa: E402
 from tests.serving.server.trivial import BROKEN, LOST, LOST_SLOWLY, MOST, SLOW, WIDTH, WRONG  # noqa: E402
 
 
-@pytest.fixture(scope="module", params=FRONTS)
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    running = start_trivial(front_of(request))
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    running = start_trivial()
     yield running
     if running.process.poll() is None:
         running.process.kill()
@@ -223,7 +223,7 @@ def test_no_connection_comes_about_while_it_ends() -> None:
         assert made.start("127.0.0.1", port)
         try:
             with socket.create_connection(("127.0.0.1", port), 5) as before:
-                rpc.hang_up(port)
+                rpc._hang_up(port)
                 with pytest.raises((ConnectionRefusedError, TimeoutError)):
                     socket.create_connection(("127.0.0.1", port), 0.3).close()
                 with contextlib.suppress(ConnectionResetError):

@@ -12,8 +12,8 @@ import pytest
 
 grpc = pytest.importorskip("grpc")
 
-from msplit.serving.server import rpc, run  # noqa: E402
-from tests.serving.server.running import FRONTS, free_port, front_of  # noqa: E402
+from msplit.serving.server import rpc  # noqa: E402
+from tests.serving.server.running import free_port  # noqa: E402
 
 PREDICT = rpc.PATHS[0]
 MOST = 1 << 16
@@ -22,11 +22,10 @@ MOST = 1 << 16
 class Running:
     """A server that echoes, but for requests that begin with what is to be done."""
 
-    def __init__(self, front: str = "grpcio") -> None:
-        self.made, self.front = run.FRONTS[front], front
+    def __init__(self) -> None:
         self.stopping, self.cancelled, self.late = threading.Event(), threading.Event(), []
         self.left: list[float | None] = []
-        self.server, self.port = self.made(self.take, self.stopping, MOST), free_port()
+        self.server, self.port = rpc.GrpcServer(self.take, self.stopping, MOST), free_port()
         assert self.server.start("127.0.0.1", self.port)
 
     def take(self, call: rpc.GrpcCall, data: bytes, left: float | None) -> None:
@@ -47,9 +46,9 @@ class Running:
                 call.fail(13, "and once more")
 
 
-@pytest.fixture(params=FRONTS)
-def running(request: pytest.FixtureRequest) -> Iterator[Running]:
-    made = Running(front_of(request))
+@pytest.fixture
+def running() -> Iterator[Running]:
+    made = Running()
     yield made
     asyncio.run(made.server.end())
     assert not made.server.open
@@ -110,7 +109,7 @@ def test_an_unknown_method_is_unimplemented(running: Running, path: str) -> None
 
 
 def test_a_port_that_is_taken_is_not_shared(running: Running) -> None:
-    other = running.made(running.take, running.stopping, MOST)
+    other = rpc.GrpcServer(running.take, running.stopping, MOST)
     assert not other.start("127.0.0.1", running.port)
 
 
@@ -167,9 +166,8 @@ def test_an_answer_after_the_end_goes_nowhere(running: Running, ask: Any) -> Non
         time.sleep(0.001)
     running.server.open.clear()
     asyncio.run(running.server.end())
-    late = running.late[0]
-    running.server.open[late if running.front == "grpcio" else late._number] = True
-    late.answer(b"too late")
+    running.server.open[running.late[0]] = True
+    running.late[0].answer(b"too late")
     assert not running.server.open
     with pytest.raises(grpc.RpcError):
         asked.result(20)

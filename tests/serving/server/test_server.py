@@ -20,7 +20,7 @@ pytest.importorskip("tensorflow_serving")
 
 from msplit.serving.server import messages  # noqa: E402
 from tests.cli.runner import ROOT, SAMPLES, msplit  # noqa: E402
-from tests.serving.server.running import FRONTS, Server, free_port, front_of, start  # noqa: E402
+from tests.serving.server.running import Server, free_port, start  # noqa: E402
 
 pytestmark = pytest.mark.tf
 
@@ -28,9 +28,8 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 OUTPUTS = ("tower_0/out/Sigmoid", "tower_1/out/Sigmoid")
 
 
-@pytest.fixture(scope="module", params=FRONTS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    front = front_of(request)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models")
     for number in (3, 12):
         shutil.copytree(SAMPLES / "two_signatures", folder / "pairs" / str(number))
@@ -41,20 +40,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             model_version_policy {{ all {{}} }} version_labels {{ key: "stable" value: 3 }}
           }}
         }}""")
-    options = (
-        "--front",
-        front,
-        "--device",
-        "cpu",
-        "--cuda",
-        "effort=fast",
-        "--batch",
-        "1,8",
-        "--groups",
-        "2",
-        "--max_message_mib",
-        "1",
-    )
+    options = ("--device", "cpu", "--cuda", "effort=fast", "--batch", "1,8", "--groups", "2", "--max_message_mib", "1")
     running = start(
         SAMPLES / "mmoe_small.pb", "--model_config_file", folder / "models.config", *options, "--part=signature=all"
     )

@@ -1,4 +1,4 @@
-"""A server of a model that takes no time, unless it is asked to: `python -m tests.serving.server.trivial PORT REST [FRONT]`.
+"""A server of a model that takes no time, unless it is asked to: `python -m tests.serving.server.trivial PORT REST`.
 
 Doubles numbers. A row that begins with 1000 takes 0.3 s; one that begins with 2000 fails as nothing in msplit does; at one that begins
 with 3000 the GPU fails, and at one that begins with 4000 it takes 0.3 s to do so: from then on every step fails, as it is with CUDA. A row
@@ -66,8 +66,8 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    port, rest = map(int, sys.argv[1:3])
-    where = run.Listening(port=port, rest_port=rest, grace=5.0, front=[*sys.argv[3:], "grpcio"][0])
+    port, rest = map(int, sys.argv[1:])
+    where = run.Listening(port=port, rest_port=rest, grace=5.0)
     with pool() as made, run.held(where) as ports:
         only = signature_of(made, None)
         models = Models({"double": {1: Version("double", 1, {only.name: only})}})
