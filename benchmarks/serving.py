@@ -179,7 +179,7 @@ def empty(port: int, rest: int) -> None:
     """`msplit serve` of a model that does nothing, on a slot that is polled as one of a GPU."""
     from msplit.serving.pool.pool import About, Pool
     from msplit.serving.pool.ports import Port, Ports
-    from msplit.serving.pool.scheduler import PoolSettings
+    from msplit.serving.pool.settings import PoolSettings
     from msplit.serving.pool.steps import StepSlot
     from msplit.serving.server.models import Models, Version, signature_of
 

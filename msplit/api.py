@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from msplit.run.tuning import Tuned
     from msplit.schedule.search import MeasuringDevice
     from msplit.serving.pool.pool import Pool
-    from msplit.serving.pool.scheduler import PoolSettings
+    from msplit.serving.pool.settings import PoolSettings
     from msplit.training.trainer import Trainer
     from msplit.verify.results import Settings
 
@@ -166,7 +166,7 @@ def pool(
     """
     from msplit.run.request import RunOptions, request_of
     from msplit.serving.pool import sources
-    from msplit.serving.pool.scheduler import PoolSettings
+    from msplit.serving.pool.settings import PoolSettings
 
     settings = PoolSettings(
         groups=groups,

@@ -106,7 +106,7 @@ def how_far(one: Network, expected: Mapping[str, np.ndarray], share: float) -> d
     return found
 
 
-def _answers(one: Network, moves: int, share: float = MOVED) -> list[dict[str, np.ndarray]]:
+def _answers(one: Network, moves: int, share: float = 0.0) -> list[dict[str, np.ndarray]]:
     """TensorFlow's outputs, and those of moved inputs and constants."""
     v1, graph, feeds = _imported(one.graph, one.feeds)
     fetches = {name: f"{name}:0" for name in one.outputs}
@@ -135,7 +135,7 @@ def _constants(graph: Any) -> dict[str, np.ndarray]:
     return {op.outputs[0].name: tf.make_ndarray(op.get_attr("value")) for op in found}
 
 
-def _moved(values: Mapping[str, np.ndarray], seed: int, share: float = MOVED) -> dict[str, np.ndarray]:
+def _moved(values: Mapping[str, np.ndarray], seed: int, share: float) -> dict[str, np.ndarray]:
     """Numbers of float32, each moved by up to a share of itself, and all else as it is."""
     rng = np.random.default_rng(seed)
 
@@ -229,7 +229,7 @@ def state_tolerances(one: Training) -> dict[str, float]:
     with v1.Session(graph=graph, config=_config(v1)) as session:
         for values, fed in (
             (one.state, feeds),
-            *((_moved(one.state, seed), _moved({**weights, **feeds}, seed)) for seed in range(MOVES)),
+            *((_moved(one.state, seed, MOVED), _moved({**weights, **feeds}, seed, MOVED)) for seed in range(MOVES)),
         ):
             for name, value in values.items():
                 assign = ops[f"{name}/Assign"]

@@ -19,7 +19,7 @@ from msplit.cli.keys import Parameter, key, option
 if TYPE_CHECKING:
     from msplit.engines.base import ClusterOptions, TensorFlowOptions
     from msplit.run.request import RunRequest
-    from msplit.serving.pool.scheduler import PoolSettings
+    from msplit.serving.pool.settings import PoolSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class PoolOptions:
 
     def settings(self) -> PoolSettings:
         """The same for `msplit.pool`."""
-        from msplit.serving.pool.scheduler import PoolSettings
+        from msplit.serving.pool.settings import PoolSettings
 
         memory = None if self.max_memory is None else int(self.max_memory * (1 << 30))
         return PoolSettings(**{**dataclasses.asdict(self), "max_memory": memory})

@@ -26,7 +26,7 @@ from msplit.cli.output import say
 from msplit.progress import telling
 
 if TYPE_CHECKING:
-    from msplit.serving.pool.scheduler import PoolSettings
+    from msplit.serving.pool.settings import PoolSettings
     from msplit.serving.server.config import ModelConfig
     from msplit.serving.server.models import Models
     from msplit.serving.server.run import Listening

@@ -29,7 +29,7 @@ from msplit.inputs.reference import load_reference
 from msplit.run.build import rows_of, whole_reference
 from msplit.run.request import RunRequest
 from msplit.serving.pool.ports import Port, Ports, Shape
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.sources import batches_of
 from msplit.shapes import infer
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from msplit.errors import Busy, Closed, EngineError, MsplitError, TimedOut
 from msplit.run.request import RunRequest
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.triton import PARAMETER
 
 try:

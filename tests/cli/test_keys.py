@@ -18,7 +18,7 @@ from msplit.errors import MsplitError
 from msplit.opset import schema
 from msplit.run.request import EXCLUSIONS, RunRequest, refuse_exclusions
 from msplit.serving.loadtest.run import LoadSettings
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from msplit.training.loop import TrainSettings
 from msplit.verify.results import Settings
 from tests.cli.runner import SAMPLES, fine, msplit

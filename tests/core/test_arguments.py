@@ -17,7 +17,7 @@ from msplit.core.arguments import Precision, listed, number, path, whole
 from msplit.cost.profile import Workload
 from msplit.errors import MsplitError
 from msplit.run.request import RunRequest
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 
 STRANGE: list[Any] = [5, None, 1.5, "a", ["a"], {"a": 1}, True, object(), float("nan"), -1, b"x", [None], (), [[1]]]
 STRANGE += [np.array([1, 2]), {}]

@@ -72,7 +72,7 @@ def service() -> Any:
     """A server's inside, for as long as the process lasts."""
     from msplit.serving.pool.pool import About, Pool
     from msplit.serving.pool.ports import Port, Ports
-    from msplit.serving.pool.scheduler import PoolSettings
+    from msplit.serving.pool.settings import PoolSettings
     from msplit.serving.pool.steps import SimulatedSlot, StepSlot
     from msplit.serving.server.metrics import Metrics
     from msplit.serving.server.models import Models, Version, signature_of

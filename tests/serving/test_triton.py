@@ -16,7 +16,7 @@ import pytest
 import msplit
 from msplit.errors import MsplitError, WriteError
 from msplit.serving import triton_model
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.triton import PARAMETER, export
 from tests.cli.runner import SAMPLES, contents, fine, unchanged
 from tests.cli.runner import msplit as run

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.triton import export
 from tests.cli.runner import SAMPLES
 

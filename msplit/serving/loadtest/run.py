@@ -45,7 +45,7 @@ from msplit.serving.loadtest.targets import (
     echoes,
     of_pool,
 )
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.sources import pool as make_pool
 from msplit.verify.compare import computed_in
 

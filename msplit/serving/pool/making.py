@@ -15,7 +15,7 @@ from msplit.errors import MsplitError
 from msplit.progress import Progress
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
-from msplit.serving.pool.scheduler import AUTO, PoolSettings
+from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.steps import Slot
 from msplit.verify.results import OutputCheck
 

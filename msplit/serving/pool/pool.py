@@ -21,7 +21,8 @@ from msplit.engines.base import Executable, Feeds, called_with, device_lost
 from msplit.errors import DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.ports import Port, Ports
-from msplit.serving.pool.scheduler import NEVER, PoolSettings, Request, Scheduler, Stats
+from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, Slot
 from msplit.verify.results import OutputCheck
 

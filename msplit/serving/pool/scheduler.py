@@ -3,8 +3,6 @@
 To change how requests are batched, change this file and no other. It is plain data: queue, slots and times go in, decisions come out. It
 starts nothing, waits for nothing and reads no clock, so equal calls give equal decisions. Times are seconds of one clock, which the caller
 chooses. The caller holds a lock around each call.
-
-`PoolSettings` are what a user may set.
 """
 
 from __future__ import annotations
@@ -15,61 +13,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
-from msplit.core.arguments import listed, number, whole
-from msplit.errors import Busy, Closed, DeviceLost, MsplitError
-
-AUTO = "auto"
-
-MAX_GROUPS = 64
-"""Most slots on a GPU: with more than 32, an H200 answers fewer requests than with 8."""
-
-
-@dataclass(frozen=True)
-class PoolSettings:
-    """Settings of a pool: how many steps run at once, and how requests are joined to steps.
-
-    Attributes:
-        groups: Slots on each GPU, that is, the most steps that run there at once; ``auto`` chooses by measuring, with requests of the
-            smallest batch.
-        max_batch: Most rows of a step. Requests that wait are joined up to it, where rows are independent. 1: none are joined. None: the
-            largest batch of a build; for a model, 64 where its rows are shown to be independent.
-        batches: Buckets: numbers of rows to capture graphs for. A step is padded to the next larger one. None: 1, 4, 16, 64 … up to
-            `max_batch`; for a build, those that it has.
-        max_delay_us: Time that a step which is not full waits for more rows, in µs, as in Triton.
-        priorities: Number of priority levels; 0 is the most urgent one. Each has slots of its own.
-        max_queue: Most requests that may wait; further ones are refused (`errors.Busy`). 0: no limit.
-        max_memory: Most bytes on each GPU for weights and all slots; None: as many as are free there.
-        host_threads: Threads that run the host part of a model (strings, tables, parsing), and TensorFlow's sessions; None: one per slot.
-        latency_us: Most time that 99 of 100 requests may take, in µs, for ``groups="auto"``; None: three times that of a step.
-    """
-
-    groups: int | str = 4
-    max_batch: int | None = None
-    batches: Sequence[int] | None = None
-    max_delay_us: float = 0.0
-    priorities: int = 1
-    max_queue: int = 0
-    max_memory: int | None = None
-    host_threads: int | None = None
-    latency_us: float | None = None
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.groups, str) and self.groups == AUTO):
-            if isinstance(self.groups, str):
-                raise MsplitError(f"there are no {self.groups!r} groups", fix="give a number of slots, or auto")
-            whole("the number of groups", self.groups, 1, MAX_GROUPS)
-        batches = () if self.batches is None else listed("batches", self.batches)
-        object.__setattr__(self, "batches", batches or None)
-        least = {"max_batch": 1, "priorities": 1, "max_queue": 0, "max_memory": 1, "host_threads": 1}
-        for name, low in least.items():
-            if getattr(self, name) is not None:
-                whole(name, getattr(self, name), low)
-        for batch in batches:
-            whole("a batch", batch, 1)
-        for name in ("max_delay_us", "latency_us"):
-            if getattr(self, name) is not None:
-                number(name, getattr(self, name))
-
+from msplit.errors import Busy, Closed, DeviceLost
+from msplit.serving.pool.settings import PoolSettings
 
 NEVER = float("inf")
 

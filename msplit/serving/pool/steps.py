@@ -23,7 +23,8 @@ from msplit.engines.base import Executable, Feeds, device_lost
 from msplit.engines.tensors import tensor
 from msplit.errors import Closed, EngineError, TimedOut
 from msplit.serving.pool.ports import Ports
-from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, PoolSettings, Request, Scheduler, Stats, Step
+from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step
+from msplit.serving.pool.settings import PoolSettings
 
 Answer = dict[str, Any]
 """Outputs by name: arrays, or PyTorch tensors where they stay on the device."""

@@ -11,7 +11,7 @@ from typing import Any
 from msplit.errors import LoadError
 from msplit.formats.build import is_build
 from msplit.formats.files import read_bytes
-from msplit.serving.pool.scheduler import MAX_GROUPS, PoolSettings
+from msplit.serving.pool.settings import MAX_GROUPS, PoolSettings
 
 _LARGEST = 16 << 20
 

@@ -18,7 +18,7 @@ from msplit.formats.summary import contents
 from msplit.inputs.files import records
 from msplit.progress import Progress, phase, silent
 from msplit.run.request import RunRequest
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.sources import pool
 from msplit.serving.server import decode
 from msplit.serving.server.config import ModelConfig, distinct

@@ -19,7 +19,7 @@ from msplit.serving.loadtest.generator import Layout, LoadGenerator, OutputLayou
 from msplit.serving.loadtest.results import LoadRun, measured
 from msplit.serving.pool.pool import About, Stats
 from msplit.serving.pool.ports import Port
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 
 DISTINCT = 16
 KEPT = {"score": OutputLayout("float32", (2,)), "id": OutputLayout("int64", ())}

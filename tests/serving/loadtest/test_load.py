@@ -21,7 +21,7 @@ from msplit.report import load as report
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.run import LoadSettings, SessionTask, load
 from msplit.serving.pool import sources
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, fine, heard, msplit
 from tests.report.test_html_page import Reader, data_of

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from msplit.errors import EngineError
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 
 Answer = dict[str, NDArray[Any]]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from tests.campaign import examples
 from tests.serving.pool.scripted import SOON, Script, ScriptedSlot, feeds, is_right, ports, together
 

@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from msplit.errors import Busy, Closed, DeviceLost
 from msplit.serving.pool import scheduler as module
-from msplit.serving.pool.scheduler import JOIN_WINDOW, NEVER, NOTHING, Decision, PoolSettings, Request, Scheduler, Step
+from msplit.serving.pool.scheduler import JOIN_WINDOW, NEVER, NOTHING, Decision, Request, Scheduler, Step
+from msplit.serving.pool.settings import PoolSettings
 from tests.campaign import examples
 
 BUCKETS = (1, 4, 8)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from msplit.errors import LoadError
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.server.config import ModelConfig, distinct, read_batching, read_models
 from tests.cli.runner import SAMPLES, msplit
 from tests.serving.server.running import free_port

@@ -13,7 +13,7 @@ pytest.importorskip("prometheus_client")
 
 from msplit.errors import LoadError, MsplitError
 from msplit.run.request import RunRequest
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.server import making, messages, tensors
 from msplit.serving.server.config import ModelConfig
 from msplit.serving.server.models import Models, Version, signature_of

@@ -16,7 +16,7 @@ import numpy as np
 from msplit.errors import DeviceLost, EngineError, InvalidInput
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
-from msplit.serving.pool.scheduler import PoolSettings
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import SimulatedSlot, StepSlot
 from msplit.serving.server import run
 from msplit.serving.server.models import Models, Version, signature_of
