@@ -325,5 +325,5 @@ def test_the_scheduler_knows_no_thread_no_clock_and_no_engine() -> None:
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {name for name in names if name.startswith("msplit")}
-    assert ours == {"msplit.errors", "msplit.serving.pool.scheduler"}
+    assert ours == {"msplit.errors", "msplit.serving.pool.settings"}
     assert names - ours <= {"__future__", "collections", "collections.abc", "dataclasses", "heapq", "typing"}
