@@ -303,11 +303,15 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 _MOVED = {"--tune": "msplit tune", "--bisect": "msplit bisect", "--model-name": "--server name=TEXT"}
 """Options of earlier versions whose names are not those of keys -> what to write."""
+_GONE = {"--front-ends": "one process answers more requests than these did; for more, start several servers"}
+"""Options of earlier versions that nothing replaces -> why, and what to do."""
 
 
 def _moved(problem: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
     """Error for an option of an earlier version that says what to write: the command's key of that name; the same for other options."""
     option, now = problem.option_name, _MOVED.get(problem.option_name)
+    if option in _GONE:
+        return click.UsageError(f"{option} is gone: {_GONE[option]}.", ctx)
     negated = option.startswith("--no-")
     name = option.removeprefix("--no-" if negated else "--")
     for one in ctx.command.params:

@@ -170,7 +170,7 @@ class Steps:
 
         Args:
             tolerance: In place of the type's own.
-            leave_out: Is told the names of variables that nothing but rounding decides.
+            leave_out: Is told the names of variables that rounding decides: those that pass although they are half their size away.
         """
         state, known = self.state, self.known
         found = compare_state(mine, after, least_state_tolerances(state, after, precision, tolerance), state)

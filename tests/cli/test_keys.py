@@ -227,3 +227,10 @@ def test_messages_name_options_as_they_are_typed() -> None:
     with context_of("tune", "m"), spelling(option_of):
         assert spelled("tune") == "msplit tune"
     assert spelled("capture", False) == "capture=False"
+
+
+def test_an_option_that_is_gone_says_what_to_do() -> None:
+    done = msplit("serve", "m", "--front-ends", "2", columns=400)
+    assert (done.code, done.out) == (2, "")
+    said = "one process answers more requests than these did; for more, start several servers"
+    assert done.err.splitlines()[-1] == f"Error: --front-ends is gone: {said}."

@@ -18,6 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from serving import free_port, processor_time
+
 FRONTS = ("uvicorn:h11", "uvicorn:httptools", "starlette:h11", "starlette:httptools", "granian:rsgi", "granian:asgi")
 REQUESTS, ROUNDS = 3000, 3
 
@@ -77,21 +80,13 @@ def load(port: int, data: bytes, connections: int) -> float:
     return REQUESTS / (time.perf_counter() - start)
 
 
-def processor_time(pid: int) -> float:
-    total = 0.0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total += int((task / "schedstat").read_text().split()[0]) / 1e9
-        total += sum(processor_time(int(child)) for child in (task / "children").read_text().split())
-    return total
-
-
 def main() -> None:
     data = b"x" * int(sys.argv[1] if len(sys.argv) > 1 else 400)
     servers = []
-    for number, name in enumerate(FRONTS):
+    for name in FRONTS:
         front, how = name.split(":")
         if importlib.util.find_spec(front) and (how != "httptools" or importlib.util.find_spec(how)):
-            port = 18600 + number
+            port = free_port()
             command = [sys.executable, __file__, "--as", front, how, str(port)]
             servers.append((name, subprocess.Popen(command, stderr=subprocess.DEVNULL), port))
     time.sleep(4)
