@@ -21,6 +21,16 @@ LARGE = memcpy._SHARED_BYTES
 MEMCPY = memcpy.Memcpy(Device(torch.device("cpu")))
 
 
+@pytest.fixture(autouse=True, params=["native", "python"])
+def threads(request, monkeypatch):
+    """Both ways to copy by several threads: those of C, and Python's own, which copy where the others were not compiled."""
+    if request.param == "python":
+        monkeypatch.setattr(memcpy, "native_threads", lambda: None)
+    elif memcpy.native_threads() is None:
+        pytest.skip("no C compiler has made copy_threads.so: python hatch_build.py says why")
+    return request.param
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bool", "complex128", ml_dtypes.bfloat16])
 @pytest.mark.parametrize("size", [0, 1, 1000, LARGE + 17])
 def test_every_byte_arrives(dtype, size):
@@ -38,7 +48,7 @@ def test_every_byte_arrives(dtype, size):
 
 @sampled(
     12,
-    size=[16, 1 << 18, (1 << 18) + 48, 5 << 20, LARGE, LARGE + 112, 5 * LARGE],
+    size=[16, 1 << 18, (1 << 18) + 48, 1 << 20, (1 << 20) + 16, 5 << 20, LARGE, LARGE + 112, 5 * LARGE],
     dtype=[np.uint8, np.complex128],
     processors=[1, 2, 16],
 )
