@@ -90,6 +90,7 @@ class Ports:
         }
         # For `check` and `join`: what each input must be, and those that requests of one step have to agree in.
         self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
+        self._quick = [(name, dtype, shape, shape[1:], count) for name, dtype, shape, count in self._wanted]
         self._shapes = dict(shapes)
         self._shared = [name for name, count in self._entries.items() if not count and self.joins]
         self._texts = [name for name in largest if dtypes[name] == _TEXT]
@@ -114,7 +115,7 @@ class Ports:
         # A short way for most requests: a dictionary of all inputs, each an array of the right type and shape.
         if self.joins and not self._texts and type(feeds) is dict and len(feeds) == len(self._wanted):
             rows = -1
-            for name, dtype, shape, count in self._wanted:
+            for name, dtype, shape, rest, count in self._quick:
                 value = feeds.get(name)
                 if type(value) is not np.ndarray or value.dtype != dtype:
                     break
@@ -122,9 +123,10 @@ class Ports:
                     if value.shape != shape:
                         break
                     continue
-                if rows < 0 and value.ndim:
-                    rows = len(value) // count
-                if value.shape[:1] != (rows * count,) or value.shape[1:] != shape[1:]:
+                given = value.shape
+                if rows < 0 and given:
+                    rows = given[0] // count
+                if given[1:] != rest or given[:1] != (rows * count,):
                     break
             else:
                 if 0 < rows <= self.batches[-1]:

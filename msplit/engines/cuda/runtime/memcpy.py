@@ -40,9 +40,6 @@ _LARGEST_PIECE = 1 << 22
 """Bytes of a piece that helpers take: the first pieces of 100 MB are to be there soon."""
 _FEW_PIECES = 8
 """Pieces of an array that is copied by one thread: telling of each takes it 5 µs where that issues a copy."""
-_LEAST_PIECE = 1 << 16
-"""Bytes of a piece at least where to tell of it takes less: its 2 µs are more than what Python adds to them."""
-
 _TO_DEVICE, _ON_DEVICE = 1, 3  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice
 
 Tell = Callable[[int, int], object]
@@ -85,17 +82,6 @@ class AsyncCopy:
             return
         stream = torch._C._cuda_getCurrentRawStream(self._index) if self._stream is None else self._stream
         check(self._copy(self._to + first, self._from + first, last - first, self._kind, stream))
-
-
-def copy_holding(source: memoryview, target: memoryview, tell: Callable[[int], object], start: int) -> None:
-    """Copies bytes, and tells, piece by piece, how many are there, beside `start` in front of them. It keeps the interpreter's lock: who is
-    waited for should not himself wait behind each piece for another thread's turn, of 5 ms."""
-    size = len(source)
-    step = max(-(-size // _FEW_PIECES), _LEAST_PIECE)
-    for first in range(0, size, step):
-        last = min(first + step, size)
-        target[first:last] = source[first:last]
-        tell(start + last)
 
 
 class Memcpy:

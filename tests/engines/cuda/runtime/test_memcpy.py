@@ -72,24 +72,6 @@ def test_each_piece_is_told_of_once_when_it_is_there_by_the_thread_that_asked(mo
     assert max(last - first for first, last in told) <= memcpy._LARGEST_PIECE
 
 
-@pytest.mark.parametrize("size", [0, 1, 1 << 16, (1 << 16) + 1, 588 * 1024, (1 << 22) - 256])
-def test_pieces_that_are_waited_for_are_told_of_in_order_when_they_are_there(size):
-    source = np.random.default_rng(size).integers(0, 200, size).astype(np.uint8)
-    target = np.zeros_like(source)
-    told = [100]
-
-    def tell(last):
-        assert np.array_equal(source[: last - 100], target[: last - 100])
-        assert not target[last - 100 :].any()
-        told.append(last)
-
-    source[size // 2 :] += 1
-    memcpy.copy_holding(source.data, target.data, tell, 100)
-    assert np.array_equal(source, target)
-    assert told[-1] == 100 + size
-    assert len(told) - 1 == min(-(-size // memcpy._LEAST_PIECE), memcpy._FEW_PIECES)
-
-
 @pytest.mark.parametrize(
     ("megabytes", "processors", "helpers"),
     [(8, 16, 1), (15, 16, 1), (16, 16, 2), (64, 16, 5), (64, 4, 3), (64, 1, 1), (600, 16, 11), (600, 64, 11)],
