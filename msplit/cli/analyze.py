@@ -27,7 +27,7 @@ class Inside(options.Choice):
     """The choices that a model's file may leave open, and a part of it."""
 
     function: str | None = key(
-        "--part", "function", "Look inside this function, such as the body of a While, instead of at the model."
+        "--part", "Look inside this function, such as the body of a While, instead of at the model."
     )
 
 

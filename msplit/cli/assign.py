@@ -35,16 +35,11 @@ class Rules(options.Rules):
     ruleset: str = option(
         "--rules",
         default="auto",
-        show_default=True,
         shell_complete=options.complete_rules,
         help="A rules file, or the name of a shipped rule set.",
     )
-    streams: int | None = option(
-        "--streams", type=options.STREAMS, help="Number of streams (default: what the rules say)."
-    )
-    wrap: bool = option(
-        "--wrap", is_flag=True, help="Take ids modulo the number of streams instead of refusing those out of range."
-    )
+    streams: int | None = option(type=options.STREAMS, help="Number of streams (default: what the rules say).")
+    wrap: bool = option(help="Take ids modulo the number of streams instead of refusing those out of range.")
     keep_ids: bool | None = option(
         "--keep-ids/--no-keep-ids",
         default=None,
@@ -56,30 +51,23 @@ class Rules(options.Rules):
 class Asked:
     """What is to be told of them."""
 
-    diff: bool = option("--diff", is_flag=True, help="List the nodes whose stream changes.")
+    diff: bool = option(help="List the nodes whose stream changes.")
     explain: str | None = option(
-        "--explain",
         metavar="[NODE]",
         is_flag=False,
         flag_value=EVERY,
         help="Say which rule decided this node's stream, and why; without a NODE, the stream and device of every node.",
     )
-    compare: bool = option(
-        "--compare",
-        is_flag=True,
-        help="Show all ways to choose streams side by side: simulated and, on a GPU, measured.",
-    )
-    no_measure: bool = option(
-        "--no-measure", is_flag=True, help="--compare only simulates: the model is not executed on a GPU either."
-    )
+    compare: bool = option(help="Show all ways to choose streams side by side: simulated and, on a GPU, measured.")
+    no_measure: bool = option(help="--compare only simulates: the model is not executed on a GPU either.")
 
 
 @dataclass(frozen=True)
 class Places:
     """Where what is written goes."""
 
-    output: Path | None = option("-o", "--output", type=options.PATH, help="Where to write the annotated model.")
-    dry_run: bool = option("--dry-run", is_flag=True, help="Assign and report, write nothing.")
+    output: Path | None = option("-o", "--output", help="Where to write the annotated model.")
+    dry_run: bool = option(help="Assign and report, write nothing.")
     emits: Sequence[tuple[str, Path]] = option(
         "--emit",
         type=(click.Choice(EMITS), options.PATH),
@@ -87,10 +75,8 @@ class Places:
         metavar="KIND PATH",
         help=f"Also write the assignment as KIND: {', '.join(EMITS)}. Repeatable.",
     )
-    trace: Path | None = option(
-        "--trace", type=options.PATH, help="Write the simulated timeline, for Perfetto or chrome://tracing."
-    )
-    force: bool = option("--force", is_flag=True, help="Replace existing outputs.")
+    trace: Path | None = option(help="Write the simulated timeline, for Perfetto or chrome://tracing.")
+    force: bool = option(help="Replace existing outputs.")
 
     def check(self, flat: FlatGraph) -> None:
         """Raises a WriteError where something could not be written."""

@@ -28,34 +28,27 @@ class Run(options.Backend, measuring.Run):
 
     split: tuple[int, ...] = key(
         "--cuda",
-        "split",
         "Also run one step on several GPUs, such as 0,1, its streams divided over them (with --rules device), launch by launch.",
         options.Numbers(click.IntRange(0)),
         (),
     )
     place: str | None = option(
-        "--place",
         metavar="MODULE:FUNCTION|FILE",
         help="tensorflow: put each node on the device that a function of yours, or what `assign --emit placement` wrote, gives it.",
     )
-    plan: Path | None = option("--plan", type=options.PATH, help="cuda: also run a plan that `tune --plan-out` wrote.")
+    plan: Path | None = option(help="cuda: also run a plan that `tune --plan-out` wrote.")
 
 
 @dataclass(frozen=True)
 class Asked:
     """What is asked of the result, and how it is printed."""
 
-    trace: Path | None = option(
-        "--trace",
-        type=options.PATH,
-        help="Write when each kernel of one step ran, for Perfetto or chrome://tracing.",
-    )
-    force: bool = option("--force", is_flag=True, help="Replace existing outputs.")
+    trace: Path | None = option(help="Write when each kernel of one step ran, for Perfetto or chrome://tracing.")
+    force: bool = option(help="Replace existing outputs.")
     style: str = option(
         "--format",
         type=click.Choice(["table", "json", "md", "csv"]),
         default="table",
-        show_default=True,
         help="How to print the result. csv: a row per variant and batch.",
     )
 
@@ -166,12 +159,8 @@ def _refuse(work: options.Batches, beside: measuring.Beside) -> None:
 class Search(options.Search):
     """The search for a plan, and where it goes."""
 
-    output: Path | None = option(
-        "-o", "--output", type=options.PATH, help="Write the tuned streams as an annotated model."
-    )
-    plan_out: Path | None = option(
-        "--plan-out", type=options.PATH, help="Write the tuned plan: streams, order and waits."
-    )
+    output: Path | None = option("-o", "--output", help="Write the tuned streams as an annotated model.")
+    plan_out: Path | None = option(help="Write the tuned plan: streams, order and waits.")
 
 
 @click.command()

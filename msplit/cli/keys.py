@@ -23,6 +23,10 @@ else:
     Parameter = click.ParamType  # generic from click 8.2 on only
 
 _GIVEN = "msplit.cli.keys"
+FILE = click.Path(path_type=Path)
+"""A path, as the value of an option or a key."""
+
+_UNSHOWN: Sequence[Any] = (None, (), ((), ()))  # defaults that say nothing
 
 
 @dataclass(frozen=True)
@@ -216,13 +220,22 @@ KEYED = {
 
 
 def option(*names: str, **how: Any) -> Any:
-    """A field of a dataclass that is an option of each command which takes the dataclass; see `click.option` and `together`."""
+    """A field of a dataclass that is an option of each command which takes the dataclass; see `click.option` and `together`.
+
+    Without `names` it is called as the field is. A `bool` is a flag, a `Path` a file, and a default is shown, unless `how` says more.
+    """
     return dataclasses.field(metadata={"option": (names, how)})
 
 
-def key(option: str, name: str, help: str, type: Any = str, default: Any = None, *, several: bool = False) -> Any:
-    """A field that is a key of an option of `KEYED`; see `Key`."""
+def key(option: str, help: str, type: Any = None, default: Any = None, *, name: str = "", several: bool = False) -> Any:
+    """A field that is a key of an option of `KEYED`; see `Key`. Without a name or type, it has those of the field."""
     return dataclasses.field(metadata={"key": (option, Key(name, help, type, default, several=several))})
+
+
+def _type_of(field: dataclasses.Field[Any]) -> Any:
+    """What a value of the field is read as, by its annotation."""
+    annotation = str(field.type)
+    return FILE if "Path" in annotation else {"bool": bool, "int": int, "float": float}.get(annotation, str)
 
 
 def together(**groups: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -236,12 +249,16 @@ def together(**groups: type) -> Callable[[Callable[..., Any]], Callable[..., Any
     keys: dict[str, list[Key]] = {}
     options: dict[str, Callable[..., Any]] = {}
     for field in itertools.chain.from_iterable(fields.values()):
+        kind, named = _type_of(field), field.name.replace("_", "-")
         if "option" in field.metadata:
             names, how = field.metadata["option"]
-            options[field.name] = click.option(*names, field.name, **how)
+            known = {"is_flag": True} if kind is bool else {"type": FILE} if kind is FILE else {}
+            known["show_default"] = how.get("default", ()) not in _UNSHOWN
+            options[field.name] = click.option(*(names or [f"--{named}"]), field.name, **{**known, **how})
         elif "key" in field.metadata:
             name, one = field.metadata["key"]
-            keys.setdefault(name, []).append(dataclasses.replace(one, field=field.name))
+            one = dataclasses.replace(one, name=one.name or named, type=one.type or kind, field=field.name)
+            keys.setdefault(name, []).append(one)
             options[name] = KEYED[name].of(name, keys[name])
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -336,7 +353,3 @@ def _section(option: click.Option, sections: Mapping[str, Sequence[str]]) -> tup
             if name in names:
                 return title, names.index(name)
     return [*sections][-1], 0
-
-
-FILE = click.Path(path_type=Path)
-"""A path, as the value of a key."""

@@ -12,7 +12,7 @@ import click
 
 from msplit.cli import options
 from msplit.cli.engine_options import PoolOptions, SharedEngine
-from msplit.cli.keys import FILE, Parameter, key, option, together
+from msplit.cli.keys import Parameter, key, option, together
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -66,30 +66,29 @@ class Loaded:
     """How much is asked, and how it is measured."""
 
     clients: tuple[int, ...] = option(
-        "--clients",
         type=options.Numbers(click.IntRange(1, 100_000)),
         default="1,2,4,8,16",
-        show_default=True,
         help="Closed loop: how many clients send, each when it has its answer.",
     )
     rate: tuple[tuple[float, ...], tuple[float, ...]] = option(
-        "--rate",
         type=Rates(),
         default=((), ()),
         help="Open loop: arrivals per second, by a Poisson process; 70% is of the most that the arm answered in the closed loop.",
     )
-    seconds: float = key("--measure", "seconds", "Seconds of measuring, per level.", click.FloatRange(0.01), 2.0)
-    warmup: float = key("--measure", "warmup", "Seconds before that.", click.FloatRange(0), 0.5)
-    repeat: int = key("--measure", "repeat", "How often all is measured.", click.IntRange(1), 3)
+    seconds: float = key("--measure", "Seconds of measuring, per level.", click.FloatRange(0.01), 2.0)
+    warmup: float = key("--measure", "Seconds before that.", click.FloatRange(0), 0.5)
+    repeat: int = key("--measure", "How often all is measured.", click.IntRange(1), 3)
     most: int = key(
-        "--measure", "requests", "End a run after so many requests, warm-up left out; 0: none.", click.IntRange(0), 0
+        "--measure",
+        "End a run after so many requests, warm-up left out; 0: none.",
+        click.IntRange(0),
+        0,
+        name="requests",
     )
-    rows: int = key("--measure", "rows", "Rows of a request.", click.IntRange(1), 1)
-    distinct: int = key("--measure", "distinct", "Requests to prepare, all with other inputs.", click.IntRange(1), 64)
-    mix: dict[int, float] | None = key("--measure", "mix", "Share of requests by priority, such as 0:0.1,1:0.9.", Mix())
-    timeout: float | None = key(
-        "--measure", "timeout", "Seconds that a request may wait to be started.", click.FloatRange(0)
-    )
+    rows: int = key("--measure", "Rows of a request.", click.IntRange(1), 1)
+    distinct: int = key("--measure", "Requests to prepare, all with other inputs.", click.IntRange(1), 64)
+    mix: dict[int, float] | None = key("--measure", "Share of requests by priority, such as 0:0.1,1:0.9.", Mix())
+    timeout: float | None = key("--measure", "Seconds that a request may wait to be started.", click.FloatRange(0))
 
 
 @dataclass(frozen=True)
@@ -98,31 +97,29 @@ class Beside:
 
     beside: tuple[str, ...] = key(
         "--tensorflow",
-        "beside",
         "What of it is measured beside the pool: sessions, merge, xla, batcher, none (auto: all, where it sees the GPU).",
         options.Names(),
         ("auto",),
     )
-    threads: int = key("--tensorflow", "threads", "Threads that call it.", click.IntRange(1, 1024), 16)
-    config: Path | None = key("--tensorflow", "config", "ConfigProto as text, for its sessions.", FILE)
+    threads: int = key("--tensorflow", "Threads that call it.", click.IntRange(1, 1024), 16)
+    config: Path | None = key("--tensorflow", "ConfigProto as text, for its sessions.")
 
 
 @dataclass(frozen=True)
 class Serving:
     """What answers in place of a pool."""
 
-    address: str | None = key("--server", "address", "HOST:PORT, which may be given alone.")
+    address: str | None = key("--server", "HOST:PORT, which may be given alone.")
     model_name: str | None = key(
-        "--server", "name", "What the server calls the model (none: the file's or folder's name)."
+        "--server", "What the server calls the model (none: the file's or folder's name).", name="name"
     )
     protocol: str = key(
         "--server",
-        "protocol",
         "TensorFlow Serving's Predict, or ModelInfer as Triton has it.",
         click.Choice(["tensorflow", "kserve"]),
         "tensorflow",
     )
-    processes: int = key("--server", "processes", "Clients of the server.", click.IntRange(1, 32), 4)
+    processes: int = key("--server", "Clients of the server.", click.IntRange(1, 32), 4)
 
 
 @click.command()

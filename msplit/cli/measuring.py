@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import engine_options, options, output
-from msplit.cli.keys import FILE, Parameter, key, option
+from msplit.cli.keys import Parameter, key, option
 from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
@@ -34,10 +34,7 @@ class Closeness:
     """How closely outputs are compared."""
 
     tolerance: float | None = key(
-        "--measure",
-        "tolerance",
-        "Relative and absolute tolerance of outputs (none: by type and precision).",
-        click.FloatRange(0),
+        "--measure", "Relative and absolute tolerance of outputs (none: by type and precision).", click.FloatRange(0)
     )
 
 
@@ -45,18 +42,14 @@ class Closeness:
 class Measured(Closeness):
     """How long and how often, and beside what."""
 
-    duration: float = key("--measure", "duration", "Seconds of measuring, in all.", click.FloatRange(0), 3.0)
-    warmup: float = key("--measure", "warmup", "Seconds of warming up, per variant.", click.FloatRange(0), 0.2)
-    min_rounds: int = key("--measure", "min-iters", "Fewest rounds.", click.IntRange(1), 10)
-    builds: int = key(
-        "--measure", "builds", "How often everything is built anew while measuring.", click.IntRange(1), 3
-    )
+    duration: float = key("--measure", "Seconds of measuring, in all.", click.FloatRange(0), 3.0)
+    warmup: float = key("--measure", "Seconds of warming up, per variant.", click.FloatRange(0), 0.2)
+    min_rounds: int = key("--measure", "Fewest rounds.", click.IntRange(1), 10, name="min-iters")
+    builds: int = key("--measure", "How often everything is built anew while measuring.", click.IntRange(1), 3)
     compare_tensorflow: bool = key(
-        "--measure", "tensorflow", "no: cuda: do not measure TensorFlow and ONNX Runtime beside it.", bool, True
+        "--measure", "no: cuda: do not measure TensorFlow and ONNX Runtime beside it.", default=True, name="tensorflow"
     )
-    save_reference: Path | None = key(
-        "--measure", "save-reference", "Save inputs and reference outputs as this .npz.", FILE
-    )
+    save_reference: Path | None = key("--measure", "Save inputs and reference outputs as this .npz.")
 
     def settings(self, seed: int) -> Settings:
         """The same for the library."""
@@ -70,10 +63,8 @@ class Run(options.Devices, engine_options.Processes, engine_options.TensorFlowKe
     """What runs: engine, streams, kernels, and what outputs are held against."""
 
     streams: tuple[int, ...] = option(
-        "--streams",
         type=options.Numbers(options.STREAMS),
         default="1,2,4",
-        show_default=True,
         help="Numbers of streams to compare; tune: up to the largest.",
     )
 
@@ -125,14 +116,9 @@ class Beside:
         limit: By what share of its time a variant may be slower; None where nothing fails.
     """
 
-    plot: Path | None = option(
-        "--plot", type=options.PATH, metavar="FILE.html", help="Draw the time of a step over the batches."
-    )
+    plot: Path | None = option(metavar="FILE.html", help="Draw the time of a step over the batches.")
     baseline: Path | None = option(
-        "--baseline",
-        type=options.PATH,
-        metavar="OLD.json",
-        help="Compare with what an earlier run printed with --format json.",
+        metavar="OLD.json", help="Compare with what an earlier run printed with --format json."
     )
     limit: float | None = option(
         "--fail-if-slower",

@@ -204,30 +204,21 @@ class Copies:
     """What to make."""
 
     times: int | None = option(
-        "--times", type=click.IntRange(1, 1024), metavar="N", help="Replicas (default: as many as --weights)."
+        type=click.IntRange(1, 1024), metavar="N", help="Replicas (default: as many as --weights)."
     )
     weights: Sequence[Path] = option(
-        "--weights",
-        type=options.PATH,
         multiple=True,
         metavar="PATH",
         help="Weights of a replica, the first one's first: a checkpoint, a SavedModel, or a frozen model like MODEL. Repeatable.",
     )
     combine: str = option(
-        "--combine",
-        type=click.Choice(["mean", "stack"]),
-        default="mean",
-        show_default=True,
-        help="What becomes of the replicas' outputs.",
+        type=click.Choice(["mean", "stack"]), default="mean", help="What becomes of the replicas' outputs."
     )
     streams: int | None = option(
-        "--streams", type=options.STREAMS, help="Replica k goes on stream k modulo N (default: one stream each)."
+        type=options.STREAMS, help="Replica k goes on stream k modulo N (default: one stream each)."
     )
     devices: Sequence[str] = option(
-        "--devices",
-        type=options.Names(),
-        default=(),
-        help="Replica k goes on the k-th of these, and again: /gpu:0,/gpu:1",
+        type=options.Names(), default=(), help="Replica k goes on the k-th of these, and again: /gpu:0,/gpu:1"
     )
 
 

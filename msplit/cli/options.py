@@ -134,14 +134,10 @@ SHIPPED = f"GPU whose data sheet prices the nodes: {', '.join(GPUS)}, or a YAML 
 class Choice:
     """The choices that a model's file may leave open."""
 
-    signature: str | None = key(
-        "--part", "signature", "Signature of the SavedModel (none: serving_default, or the only one)."
-    )
-    tags: Sequence[str] | None = key("--part", "tag", TAG, Names())
-    inputs: Sequence[str] | None = key("--part", "inputs", "Tensors to feed instead of the model's inputs.", Names())
-    outputs: Sequence[str] | None = key(
-        "--part", "outputs", "Tensors to fetch instead of the model's outputs.", Names()
-    )
+    signature: str | None = key("--part", "Signature of the SavedModel (none: serving_default, or the only one).")
+    tags: Sequence[str] | None = key("--part", TAG, Names(), name="tag")
+    inputs: Sequence[str] | None = key("--part", "Tensors to feed instead of the model's inputs.", Names())
+    outputs: Sequence[str] | None = key("--part", "Tensors to fetch instead of the model's outputs.", Names())
 
     def load(self, model: Path, function: str | None = None, *, record: bool = True) -> FlatGraph:
         """Reads and flattens a model, or one function of it."""
@@ -180,18 +176,16 @@ class InputShapes:
 class InputSizes(InputShapes):
     """Sizes of inputs."""
 
-    batch: int | None = option(
-        "--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1)."
-    )
+    batch: int | None = option(type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1).")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work(InputSizes):
     """What sizes a model and prices its nodes by itself."""
 
-    gpu: str | None = key("--costs", "gpu", f"{SHIPPED}.", GpuName(), "h200")
+    gpu: str | None = key("--costs", f"{SHIPPED}.", GpuName(), "h200")
     profile_path: Path | None = key(
-        "--costs", "profile", "Costs that `msplit profile` measured, in place of the data sheet's.", FILE
+        "--costs", "Costs that `msplit profile` measured, in place of the data sheet's.", name="profile"
     )
 
     def arguments(self) -> dict[str, Any]:
@@ -206,10 +200,8 @@ class Work(InputSizes):
 class RecordedWork(Work):
     """Likewise, where a record with the model says what is not given."""
 
-    gpu: str | None = key("--costs", "gpu", f"{SHIPPED} (none: h200).", GpuName())
-    record: bool = key(
-        "--costs", "record", "no: do not go by what `msplit assign` has recorded with the model.", bool, True
-    )
+    gpu: str | None = key("--costs", f"{SHIPPED} (none: h200).", GpuName())
+    record: bool = key("--costs", "no: do not go by what `msplit assign` has recorded with the model.", default=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +235,7 @@ class Rules:
         shell_complete=complete_rules,
         help="Rules file or rule set that gives the ids (default: the model's own ids; for a model without any, what fits it).",
     )
-    streams: int | None = option(
-        "--streams", type=STREAMS, help="Number of streams of the rules, instead of what they say."
-    )
+    streams: int | None = option(type=STREAMS, help="Number of streams of the rules, instead of what they say.")
 
 
 @dataclass(frozen=True)
@@ -253,26 +243,28 @@ class ExecutionOptions:
     """How a model is executed."""
 
     given: Sequence[str] = key(
-        "--input", "NAME", "File of an input; without a name, of those that the file names.", click.Path(), several=True
+        "--input",
+        "File of an input; without a name, of those that the file names.",
+        click.Path(),
+        name="NAME",
+        several=True,
     )
     seed: int = key(
-        "--input", SEED, "Number that made-up inputs come from; train: and the order that --shuffle gives.", int, 0
+        "--input",
+        "Number that made-up inputs come from; train: and the order that --shuffle gives.",
+        default=0,
+        name=SEED,
     )
     precision: str = option(
-        "--precision",
         type=click.Choice(["tf32", "ieee", "bf16", "fp16"]),
         default="tf32",
-        show_default=True,
         help="What float32 is computed in, on every engine: bf16 and fp16 where that gains, as TensorFlow's mixed precision.",
     )
-    layout: str = key(
-        "--cuda", "layout", "Memory layout of convolutions.", click.Choice(["auto", "nhwc", "nchw"]), "auto"
-    )
+    layout: str = key("--cuda", "Memory layout of convolutions.", click.Choice(["auto", "nhwc", "nchw"]), "auto")
     op_libraries: Sequence[Path] = key(
         "--tensorflow",
-        "op-library",
         "A file with custom TensorFlow ops; may be given several times.",
-        FILE,
+        name="op-library",
         several=True,
     )
 
@@ -296,9 +288,7 @@ class Verified(ExecutionOptions):
         shell_complete=complete_rules,
         help="Rules for a graph without ids (default: auto), or in place of its ids.",
     )
-    reference: Path | None = option(
-        "--reference", type=PATH, help="Verify against this .npz instead of TensorFlow on the CPU."
-    )
+    reference: Path | None = option(help="Verify against this .npz instead of TensorFlow on the CPU.")
 
     def arguments(self) -> dict[str, Any]:
         """For what asks to run a model."""
@@ -311,14 +301,13 @@ class Kernels(Verified):
 
     effort: str = key(
         "--cuda",
-        "effort",
         "fast times no kernel and compiles none, to be ready in seconds.",
         click.Choice(["full", "fast"]),
         "full",
     )
-    capture: bool = key("--cuda", "capture", "no: launch kernel by kernel instead of one CUDA graph.", bool, True)
-    fuse: bool = key("--cuda", "fuse", "no: do not show what one kernel per group of pointwise ops adds.", bool, True)
-    group: bool = key("--cuda", "group", "no: do not show what batching alike branches adds.", bool, True)
+    capture: bool = key("--cuda", "no: launch kernel by kernel instead of one CUDA graph.", default=True)
+    fuse: bool = key("--cuda", "no: do not show what one kernel per group of pointwise ops adds.", default=True)
+    group: bool = key("--cuda", "no: do not show what batching alike branches adds.", default=True)
 
     def arguments(self) -> dict[str, Any]:
         """For what asks to run a model."""
@@ -331,9 +320,7 @@ class Backend:
     """What runs it."""
 
     engine: str | None = option(
-        "--engine",
-        type=click.Choice(["cuda", "tensorflow"]),
-        help="What runs it (default: cuda where it can, else tensorflow).",
+        type=click.Choice(["cuda", "tensorflow"]), help="What runs it (default: cuda where it can, else tensorflow)."
     )
 
 
@@ -342,10 +329,8 @@ class OnDevice:
     """Where it runs."""
 
     device: str = option(
-        "--device",
         type=click.Choice(["cuda", "cpu"]),
         default="cuda",
-        show_default=True,
         help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
     )
 
@@ -376,15 +361,12 @@ class Search:
 
     tune_seconds: float = option("--seconds", **SECONDS)
     max_memory: float = option(
-        "--max-memory",
         default=1.5,
-        show_default=True,
         type=click.FloatRange(1),
         metavar="RATIO",
         help="Take no plan that needs more than so many times the memory of one stream.",
     )
     max_error: float | None = option(
-        "--max-error",
         type=click.FloatRange(0, min_open=True),
         metavar="ERROR",
         help="Leave ops in float32 until half precision keeps every output within this relative error.",

@@ -65,26 +65,18 @@ class Served:
     named: Sequence[tuple[str, Path]] = option(
         "--model", multiple=True, type=Named(), help="A model, or a folder of versions, by name. Repeatable."
     )
-    model_name: str | None = option(
-        "--model-name", help="What clients call the model (default: its file's or folder's name)."
-    )
-    model_base_path: Path | None = option(
-        "--model-base-path", type=options.PATH, hidden=True, help="The same as MODELS."
-    )
-    model_config_file: Path | None = option(
-        "--model-config-file", type=options.PATH, help="Models in TensorFlow Serving's text format."
-    )
+    model_name: str | None = option(help="What clients call the model (default: its file's or folder's name).")
+    model_base_path: Path | None = option(hidden=True, help="The same as MODELS.")
+    model_config_file: Path | None = option(help="Models in TensorFlow Serving's text format.")
     signatures: Sequence[str] = key(
         "--part",
-        "signature",
         "Signatures to serve, or all (none: serving_default, or the only one). Each has weights of its own.",
         options.Names(),
         (),
+        name="signature",
     )
-    tags: Sequence[str] | None = key("--part", "tag", options.TAG, options.Names())
-    saved_model_tags: Sequence[str] | None = option(
-        "--saved-model-tags", type=options.Names(), hidden=True, help="The same as --part tag=."
-    )
+    tags: Sequence[str] | None = key("--part", options.TAG, options.Names(), name="tag")
+    saved_model_tags: Sequence[str] | None = option(type=options.Names(), hidden=True, help="The same as --part tag=.")
 
     def configs(self) -> tuple[ModelConfig, ...]:
         """All of them.
@@ -115,15 +107,8 @@ def _name(path: Path) -> str:
 class Batching:
     """What TensorFlow Serving says of it."""
 
-    enable_batching: bool = option(
-        "--enable-batching", **_switch(True), help="As in TensorFlow Serving; true is all that it can be."
-    )
-    batching_parameters_file: Path | None = option(
-        "--batching-parameters-file",
-        type=options.PATH,
-        hidden=True,
-        help="TensorFlow Serving's, in place of the above.",
-    )
+    enable_batching: bool = option(**_switch(True), help="As in TensorFlow Serving; true is all that it can be.")
+    batching_parameters_file: Path | None = option(hidden=True, help="TensorFlow Serving's, in place of the above.")
 
     def settings(self, given: PoolSettings) -> PoolSettings:
         """Of every pool, given what other options say."""
@@ -139,32 +124,18 @@ class Batching:
 class Doors:
     """Where it listens."""
 
-    host: str = option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-    port: int = option("--port", default=8500, show_default=True, type=_PORT, help="Of gRPC; 0: none.")
-    rest_api_port: int = option(
-        "--rest-api-port", default=8501, show_default=True, type=_PORT, help="Of HTTP; 0: none."
-    )
+    host: str = option(default="127.0.0.1", help="Address to listen on.")
+    port: int = option(default=8500, type=_PORT, help="Of gRPC; 0: none.")
+    rest_api_port: int = option(default=8501, type=_PORT, help="Of HTTP; 0: none.")
     timeout: float | None = option(
-        "--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that a request without a deadline waits."
+        type=click.FloatRange(0, min_open=True), help="Seconds that a request without a deadline waits."
     )
     grace: float = option(
-        "--grace",
-        default=10.0,
-        show_default=True,
-        type=click.FloatRange(0),
-        help="Seconds that requests have to end after SIGTERM.",
+        default=10.0, type=click.FloatRange(0), help="Seconds that requests have to end after SIGTERM."
     )
-    max_message_mib: int = option(
-        "--max-message-mib",
-        default=64,
-        show_default=True,
-        type=click.IntRange(1, 2047),
-        help="Size of the largest request.",
-    )
+    max_message_mib: int = option(default=64, type=click.IntRange(1, 2047), help="Size of the largest request.")
     enable_serialization_as_tensor_content: bool = option(
-        "--enable-serialization-as-tensor-content",
-        **_switch(False),
-        help="Answer in tensor_content, not in float_val and its kin.",
+        **_switch(False), help="Answer in tensor_content, not in float_val and its kin."
     )
 
     def listening(self) -> Listening:

@@ -11,7 +11,7 @@ import click
 
 from msplit.cli import engine_options, options, output
 from msplit.cli.engine_options import Engine
-from msplit.cli.keys import FILE, Parameter, key, option, together
+from msplit.cli.keys import Parameter, key, option, together
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -48,12 +48,9 @@ class Step:
     """What a step runs and gives."""
 
     target: tuple[str, ...] | None = option(
-        "--target",
-        type=options.Names(),
-        help="The op that a step runs, or several (default: what the file names train_op).",
+        type=options.Names(), help="The op that a step runs, or several (default: what the file names train_op)."
     )
     fetch: tuple[str, ...] = option(
-        "--fetch",
         type=options.Names(),
         required=True,
         help="Tensors that a step gives, the loss first: where it is no number, training ends.",
@@ -65,19 +62,16 @@ class Feeding:
     """What steps are fed."""
 
     data: tuple[str, ...] = option(
-        "--data",
         multiple=True,
         metavar="FILE|MODULE:FUNCTION",
         help="An .npz with an array per input, TFRecords (repeatable, or a pattern), or a function that gives batches; none for a graph "
         "that reads its data itself.",
     )
-    batch: int = option("--batch", default=32, show_default=True, type=click.IntRange(1), help="Rows of a batch.")
+    batch: int = option(default=32, type=click.IntRange(1), help="Rows of a batch.")
     epochs: int | None = option(
-        "--epochs", type=click.IntRange(1), help="Go through the data so often (default: 1, or what --steps need)."
+        type=click.IntRange(1), help="Go through the data so often (default: 1, or what --steps need)."
     )
-    shuffle: bool = option(
-        "--shuffle", is_flag=True, help="Another order of the data in every epoch, by --input seed=."
-    )
+    shuffle: bool = option(help="Another order of the data in every epoch, by --input seed=.")
 
 
 @dataclass(frozen=True)
@@ -85,22 +79,14 @@ class Length:
     """How long, and what is kept of it."""
 
     steps: int | None = option(
-        "--steps", type=click.IntRange(0), help="Train up to so many steps, those before --resume included."
+        type=click.IntRange(0), help="Train up to so many steps, those before --resume included."
     )
-    save: Path | None = key("--save", "folder", "The folder, which may be given alone.", FILE)
-    every: int = key("--save", "every", "Steps from one checkpoint to the next.", click.IntRange(1), 1000)
-    keep: int = key("--save", "keep", "Checkpoints that are kept.", click.IntRange(1), 5)
-    resume: bool = option("--resume", is_flag=True, help="Go on from the last checkpoint in --save, if there is one.")
-    restore: Path | None = option(
-        "--restore", type=options.PATH, metavar="PREFIX", help="Begin with the variables of this checkpoint."
-    )
-    fetch_every: int = option(
-        "--fetch-every",
-        default=100,
-        show_default=True,
-        type=click.IntRange(1),
-        help="Show what every so manyth step gives.",
-    )
+    save: Path | None = key("--save", "The folder, which may be given alone.", name="folder")
+    every: int = key("--save", "Steps from one checkpoint to the next.", click.IntRange(1), 1000)
+    keep: int = key("--save", "Checkpoints that are kept.", click.IntRange(1), 5)
+    resume: bool = option(help="Go on from the last checkpoint in --save, if there is one.")
+    restore: Path | None = option(metavar="PREFIX", help="Begin with the variables of this checkpoint.")
+    fetch_every: int = option(default=100, type=click.IntRange(1), help="Show what every so manyth step gives.")
 
     def settings(self) -> TrainSettings:
         """The same for what trains."""
@@ -121,18 +107,16 @@ class Spread(engine_options.Processes):
     """Which GPUs of which hosts train together, or which servers of TensorFlow run it."""
 
     container: str | None = key(
-        "--tensorflow",
-        "container",
-        "A name under which the cluster keeps variables, for later clients or others beside this one.",
+        "--tensorflow", "A name under which the cluster keeps variables, for later clients or others beside this one."
     )
     gpus: tuple[str, ...] | None = option(
-        "--gpus", type=Gpus(), help="Train on so many GPUs of this host, or on these, each in a process of its own."
+        type=Gpus(), help="Train on so many GPUs of this host, or on these, each in a process of its own."
     )
-    hosts: Path | None = key("--hosts", "file", "That file, which may be given alone.", FILE)
-    task: str | None = key("--hosts", "task", "Which of the file's hosts this is, such as worker:0.")
-    nnodes: int | None = key("--hosts", "nnodes", "So many hosts, with as many GPUs each.", click.IntRange(1))
-    node_rank: int | None = key("--hosts", "node-rank", "Which of them this is; 0 is the chief.", click.IntRange(0))
-    master: str | None = key("--hosts", "master", "HOST:PORT where the chief listens, the same on all hosts.")
+    hosts: Path | None = key("--hosts", "That file, which may be given alone.", name="file")
+    task: str | None = key("--hosts", "Which of the file's hosts this is, such as worker:0.")
+    nnodes: int | None = key("--hosts", "So many hosts, with as many GPUs each.", click.IntRange(1))
+    node_rank: int | None = key("--hosts", "Which of them this is; 0 is the chief.", click.IntRange(0))
+    master: str | None = key("--hosts", "HOST:PORT where the chief listens, the same on all hosts.")
 
     def of_hosts(self) -> Hosts:
         """The hosts: of a file, of options, or of TF_CONFIG."""
