@@ -24,8 +24,6 @@ else:
 
 _GIVEN = "msplit.cli.keys"
 FILE = click.Path(path_type=Path)
-"""A path, as the value of an option or a key."""
-
 _UNSHOWN: Sequence[Any] = (None, (), ((), ()))  # defaults that say nothing
 
 
@@ -220,10 +218,7 @@ KEYED = {
 
 
 def option(*names: str, **how: Any) -> Any:
-    """A field of a dataclass that is an option of each command which takes the dataclass; see `click.option` and `together`.
-
-    Without `names` it is called as the field is. A `bool` is a flag, a `Path` a file, and a default is shown, unless `how` says more.
-    """
+    """A field that is an option (see `together`), named as the field is, a flag if it is a `bool`; `click.option` has `how`."""
     return dataclasses.field(metadata={"option": (names, how)})
 
 

@@ -20,8 +20,7 @@ from msplit.cli.keys import Parameter, key, option
 from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
-    from msplit.benchmark.baseline import Baseline
-    from msplit.benchmark.results import BatchSweep, Bench
+    from msplit.benchmark.results import Baseline, BatchSweep, Bench
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
     from msplit.run.request import RunRequest
@@ -134,11 +133,11 @@ class Beside:
             UsageError: There is a limit and nothing to hold it against.
             MsplitError: It can not be read.
         """
-        from msplit.benchmark import baseline
+        from msplit.benchmark import results
 
         if self.baseline is None and self.limit is not None:
             raise click.UsageError("--fail-if-slower compares with --baseline: give that, too.")
-        return None if self.baseline is None else baseline.load(self.baseline)
+        return None if self.baseline is None else results.load(self.baseline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +163,7 @@ def refuse(then: Baseline | None, request: RunRequest, limit: float | None, flat
     Raises:
         MsplitError: There is a limit, and the baseline is of another engine, GPU or processor.
     """
-    from msplit.benchmark import baseline
+    from msplit.benchmark import results
     from msplit.engines.environment import environment
     from msplit.run.variants import as_recorded, choose_engine
 
@@ -172,7 +171,7 @@ def refuse(then: Baseline | None, request: RunRequest, limit: float | None, flat
         return
     engine, _ = choose_engine(as_recorded(flat, request)[0], flat)
     now = {"engine": engine.name, "result": {"environment": environment(), "variants": []}}
-    _refuse_differences(then, baseline.differences(then.circumstances, baseline.circumstances([now])))
+    _refuse_differences(then, results.differences(then.circumstances, results.circumstances([now])))
 
 
 def _refuse_differences(then: Baseline, differs: Sequence[str]) -> None:
@@ -208,14 +207,14 @@ def show(flat: FlatGraph, shown: Shown, then: Baseline | None, limit: float | No
     Raises:
         MsplitError: There is a limit, and the baseline is of other inputs or another precision. The result is printed all the same.
     """
-    from msplit.benchmark import baseline
+    from msplit.benchmark import results
     from msplit.report import bench_sections, sweep
     from msplit.report import document as jsonio
 
     document, payload = shown.document, jsonio.plain(shown.payload)  # a baseline is plain data, too
     compared = None
     if then is not None:
-        compared = baseline.compare(then, payload.get("runs", [payload]), limit)
+        compared = results.compare(then, payload.get("runs", [payload]), limit)
         payload["baseline"] = bench_sections.regression_payload(compared)
         warnings = [*document.warnings, *bench_sections.warnings(compared)]
         document = replace(
