@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core import dag
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.runtime import OTHER_OUTPUTS, first_line, tensorflow
 from msplit.errors import EngineError
@@ -127,32 +128,15 @@ def _parts(values: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[list[tuple[st
 
 def touched(operation: Any) -> set[str]:
     """The names of the variables that an op, or something that it waits for, reads or writes."""
-    seen, waiting, found = {operation.name}, [operation], set()
-    while waiting:
-        one = waiting.pop()
-        if one.type in ops_with("variable"):
-            found.add(one.name)
-        for before in (*(tensor.op for tensor in one.inputs), *one.control_inputs):
-            if before.name not in seen:
-                seen.add(before.name)
-                waiting.append(before)
-    return found
+    return {one.name for one in reached([operation]) if one.type in ops_with("variable")}
 
 
 def fills_tables(graph: Any, name: str) -> bool:
     """True if an initializer fills lookup tables: a checkpoint does not hold them."""
-    seen = {name}
-    waiting = [graph.get_operation_by_name(name)]
-    while waiting:
-        operation = waiting.pop()
-        if operation.type in ops_with("fills a table"):
-            return True
-        if operation.type == "NoOp":
-            for before in operation.control_inputs:
-                if before.name not in seen:
-                    seen.add(before.name)
-                    waiting.append(before)
-    return False
+    grouped = dag.reached(
+        [graph.get_operation_by_name(name)], lambda op: op.control_inputs if op.type == "NoOp" else ()
+    )
+    return any(op.type in ops_with("fills a table") for op in grouped)
 
 
 _FULL = {"No space left on device": errno.ENOSPC, "File too large": errno.EFBIG, "quota exceeded": errno.EDQUOT}
@@ -225,15 +209,11 @@ class Filling:
 
 def reached(operations: Iterable[Any], fed: Collection[Any] = ()) -> set[Any]:
     """Operations that others depend on, and they themselves; what is fed depends on nothing."""
-    found: set[Any] = set()
-    waiting = list(operations)
-    while waiting:
-        operation = waiting.pop()
-        if operation not in found and operation not in fed:
-            found.add(operation)
-            waiting += [tensor.op for tensor in operation.inputs]
-            waiting += operation.control_inputs
-    return found
+
+    def before(operation: Any) -> set[Any]:
+        return {*(tensor.op for tensor in operation.inputs), *operation.control_inputs}.difference(fed)
+
+    return dag.reached(set(operations).difference(fed), before)
 
 
 def waits_inside(model: Model) -> bool:
