@@ -29,7 +29,7 @@ class Run(options.Backend, measuring.Run):
     split: tuple[int, ...] = key(
         "--cuda",
         "Also run one step on several GPUs, such as 0,1, its streams divided over them (with --rules device), launch by launch.",
-        options.Numbers(click.IntRange(0)),
+        options.numbers(click.IntRange(0)),
         (),
     )
     place: str | None = option(

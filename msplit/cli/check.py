@@ -38,7 +38,7 @@ def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> N
 
 
 _CODES: dict[str, Any] = {
-    "type": options.Names(),
+    "type": options.NAMES,
     "metavar": "CODES",
     "shell_complete": options.complete_codes,
 }

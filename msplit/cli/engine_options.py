@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options
-from msplit.cli.keys import Parameter, key, option
+from msplit.cli.keys import key, option
 
 if TYPE_CHECKING:
     from msplit.engines.base import ClusterOptions, TensorFlowOptions
@@ -47,19 +47,12 @@ class SharedEngine(options.Devices, Engine):
     """Likewise, on several GPUs."""
 
 
-class Groups(Parameter):
-    """A number of slots, or ``auto``."""
-
-    name = "n|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Of NVIDIA's variable, which may have a number for each GPU, the first."""
-        if value == "auto":
-            return value
-        number = str(value).partition(",")[0].strip()
-        if not (number.isascii() and number.isdigit() and int(number)):
-            self.fail(f"{value!r} is neither a number of one or more nor auto", param, ctx)
-        return int(number)
+def _groups(text: str) -> int | str:
+    """A number of slots, or ``auto``. Of NVIDIA's variable, which may have a number for each GPU, the first."""
+    number = text.partition(",")[0].strip()
+    if text != "auto" and not (number.isascii() and number.isdigit() and int(number)):
+        raise ValueError(f"{text!r} is neither a number of one or more nor auto")
+    return text if text == "auto" else int(number)
 
 
 @dataclass(frozen=True)
@@ -67,7 +60,7 @@ class PoolOptions:
     """How a pool answers requests."""
 
     groups: int | str = option(
-        type=Groups(),
+        type=options.Parsed("n|auto", _groups),
         default="4",
         envvar="TF_GPU_STREAM_GROUP_COUNT",
         help="Steps in flight at once (or TF_GPU_STREAM_GROUP_COUNT); auto: as many as measure best.",
@@ -77,7 +70,7 @@ class PoolOptions:
     )
     batches: tuple[int, ...] | None = option(
         "--batch",
-        type=options.Numbers(click.IntRange(1)),
+        type=options.numbers(click.IntRange(1)),
         help="Rows of the steps to have ready, such as 1,8,32 (default: 1, 4, 16 … up to --max-batch).",
     )
     max_delay_us: float = key(
@@ -123,13 +116,13 @@ class TensorFlowKeys:
     device_priorities: tuple[int, ...] = key(
         "--tensorflow",
         "A row with priorities of logical devices, such as -1,0 (-1 comes first).",
-        options.Numbers(click.IntRange(-100, 100)),
+        options.numbers(click.IntRange(-100, 100)),
         (),
     )
     device_memory: tuple[int, ...] = key(
         "--tensorflow",
         "A row with limits of memory of logical devices, in MiB.",
-        options.Numbers(click.IntRange(1)),
+        options.numbers(click.IntRange(1)),
         (),
     )
 

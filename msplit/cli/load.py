@@ -12,7 +12,7 @@ import click
 
 from msplit.cli import options
 from msplit.cli.engine_options import PoolOptions, SharedEngine
-from msplit.cli.keys import Parameter, key, option, together
+from msplit.cli.keys import key, option, together
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -20,45 +20,31 @@ if TYPE_CHECKING:
     from msplit.serving.loadtest.run import LoadSettings
 
 
-class Rates(Parameter):
+def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Arrivals per second, and shares with a percent sign."""
-
-    name = "n|n%,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Splits into rates and shares."""
-        if not isinstance(value, str):
-            return value
-        rates, shares = list[float](), list[float]()
-        for part in value.split(","):
-            share = part.strip().endswith("%")
-            try:
-                amount = float(part.strip().removesuffix("%"))
-            except ValueError:
-                amount = 0.0
-            if not 0 < amount < float("inf"):
-                self.fail(f"{value!r} is not a list of rates such as 1000,2000 or 70%", param, ctx)
-            (shares if share else rates).append(amount / 100 if share else amount)
-        return tuple(rates), tuple(shares)
-
-
-class Mix(Parameter):
-    """`0:0.1,1:0.9`."""
-
-    name = "p:share,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Splits into priorities and shares."""
-        if not isinstance(value, str):
-            return value
+    rates, shares = list[float](), list[float]()
+    for part in text.split(","):
+        share = part.strip().endswith("%")
         try:
-            pairs = [part.split(":") for part in value.split(",")]
-            mix = {int(priority): float(share) for priority, share in pairs}
+            amount = float(part.strip().removesuffix("%"))
         except ValueError:
-            mix = {}
-        if not mix or not all(0 <= priority <= 255 and 0 <= share < float("inf") for priority, share in mix.items()):
-            self.fail(f"{value!r} is not a share for each priority, such as 0:0.1,1:0.9", param, ctx)
-        return mix
+            amount = 0.0
+        if not 0 < amount < float("inf"):
+            raise ValueError(f"{text!r} is not a list of rates such as 1000,2000 or 70%")
+        (shares if share else rates).append(amount / 100 if share else amount)
+    return tuple(rates), tuple(shares)
+
+
+def _mix(text: str) -> dict[int, float]:
+    """Priorities and shares of `0:0.1,1:0.9`."""
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        mix = {int(priority): float(share) for priority, share in pairs}
+    except ValueError:
+        mix = {}
+    if not mix or not all(0 <= priority <= 255 and 0 <= share < float("inf") for priority, share in mix.items()):
+        raise ValueError(f"{text!r} is not a share for each priority, such as 0:0.1,1:0.9")
+    return mix
 
 
 @dataclass(frozen=True)
@@ -66,12 +52,12 @@ class Loaded:
     """How much is asked, and how it is measured."""
 
     clients: tuple[int, ...] = option(
-        type=options.Numbers(click.IntRange(1, 100_000)),
+        type=options.numbers(click.IntRange(1, 100_000)),
         default="1,2,4,8,16",
         help="Closed loop: how many clients send, each when it has its answer.",
     )
     rate: tuple[tuple[float, ...], tuple[float, ...]] = option(
-        type=Rates(),
+        type=options.Parsed("n|n%,…", _rates),
         default=((), ()),
         help="Open loop: arrivals per second, by a Poisson process; 70% is of the most that the arm answered in the closed loop.",
     )
@@ -87,7 +73,9 @@ class Loaded:
     )
     rows: int = key("--measure", "Rows of a request.", click.IntRange(1), 1)
     distinct: int = key("--measure", "Requests to prepare, all with other inputs.", click.IntRange(1), 64)
-    mix: dict[int, float] | None = key("--measure", "Share of requests by priority, such as 0:0.1,1:0.9.", Mix())
+    mix: dict[int, float] | None = key(
+        "--measure", "Share of requests by priority, such as 0:0.1,1:0.9.", options.Parsed("p:share,…", _mix)
+    )
     timeout: float | None = key("--measure", "Seconds that a request may wait to be started.", click.FloatRange(0))
 
 
@@ -98,7 +86,7 @@ class Beside:
     beside: tuple[str, ...] = key(
         "--tensorflow",
         "What of it is measured beside the pool: sessions, merge, xla, batcher, none (auto: all, where it sees the GPU).",
-        options.Names(),
+        options.NAMES,
         ("auto",),
     )
     threads: int = key("--tensorflow", "Threads that call it.", click.IntRange(1, 1024), 16)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import engine_options, options, output
-from msplit.cli.keys import Parameter, key, option
+from msplit.cli.keys import key, option
 from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Run(options.Devices, engine_options.Processes, engine_options.TensorFlowKe
     """What runs: engine, streams, kernels, and what outputs are held against."""
 
     streams: tuple[int, ...] = option(
-        type=options.Numbers(options.STREAMS),
+        type=options.numbers(options.STREAMS),
         default="1,2,4",
         help="Numbers of streams to compare; tune: up to the largest.",
     )
@@ -87,22 +87,15 @@ class Run(options.Devices, engine_options.Processes, engine_options.TensorFlowKe
         )
 
 
-class Percent(Parameter):
-    """`5%`, or `5`."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A share of 1."""
-        if isinstance(value, float):
-            return value
-        try:
-            number = float(value.strip().removesuffix("%"))
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < 1e6:
-            self.fail(f"{value!r} is no percentage such as 5%", param, ctx)
-        return number / 100
+def _percent(text: str) -> float:
+    """The share that ``5%`` or ``5`` is."""
+    try:
+        number = float(text.strip().removesuffix("%"))
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e6:
+        raise ValueError(f"{text!r} is no percentage such as 5%")
+    return number / 100
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,7 @@ class Beside:
     )
     limit: float | None = option(
         "--fail-if-slower",
-        type=Percent(),
+        type=options.Parsed("percent", _percent),
         metavar="PERCENT",
         help="Exit with 1 if a variant is slower than in --baseline by more than so much and by more than noise.",
     )

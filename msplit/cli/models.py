@@ -218,7 +218,7 @@ class Copies:
         type=options.STREAMS, help="Replica k goes on stream k modulo N (default: one stream each)."
     )
     devices: Sequence[str] = option(
-        type=options.Names(), default=(), help="Replica k goes on the k-th of these, and again: /gpu:0,/gpu:1"
+        type=options.NAMES, default=(), help="Replica k goes on the k-th of these, and again: /gpu:0,/gpu:1"
     )
 
 

@@ -19,57 +19,52 @@ if TYPE_CHECKING:
     from msplit.run.request import TuneSettings
 
 
-class Names(Parameter):
-    """A comma-separated list."""
-
-    name = "a,b,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Splits, dropping empty items."""
-        del param, ctx
-        return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(",") if part.strip())
-
-
-class Numbers(Parameter):
-    """A comma-separated list of whole numbers.
+class Parsed(Parameter):
+    """An option whose text a function reads. What is no text, such as a default, stays as it is.
 
     Args:
-        each: What each of them may be.
+        name: Name of its values in help.
+        read: Raises ValueError with what is wrong with the text.
     """
 
-    name = "n,n,…"
-
-    def __init__(self, each: click.IntRange) -> None:
-        self._each = each
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name, self.read = name, read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parses, refusing what each of them may not be in the words of a single number."""
-        if isinstance(value, tuple):
-            return value
+        """Reads a text."""
         try:
-            numbers = [int(part) for part in value.split(",")]
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 1,2,4", param, ctx)
-        return tuple(self._each.convert(number, param, ctx) for number in numbers)
+            return self.read(value) if isinstance(value, str) else value
+        except ValueError as problem:
+            self.fail(str(problem), param, ctx)
 
 
-class Shape(Parameter):
-    """`name=1,224,224,3`."""
+NAMES = Parsed("a,b,…", lambda text: tuple(part.strip() for part in text.split(",") if part.strip()))
+"""A comma-separated list, without empty items."""
 
-    name = "name=d,d,…"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Splits into the name and its sizes."""
-        if isinstance(value, tuple):
-            return value
-        name, equals, sizes = value.partition("=")
+def numbers(each: click.IntRange) -> Parsed:
+    """A comma-separated list of whole numbers, and what each of them may be."""
+
+    def read(text: str) -> tuple[int, ...]:
         try:
-            shape = tuple(int(part) for part in sizes.replace("x", ",").split(",") if part.strip() != "")
+            found = [int(part) for part in text.split(",")]
         except ValueError:
-            self.fail(f"{value!r}: sizes are numbers, as in input=1,224,224,3", param, ctx)
-        if not equals or not name or any(size < 0 for size in shape):
-            self.fail(f"{value!r}: write it as name=1,224,224,3", param, ctx)
-        return name, shape
+            raise ValueError(f"{text!r} is not a list of numbers such as 1,2,4") from None
+        return tuple(each.convert(number, None, None) for number in found)
+
+    return Parsed("n,n,…", read)
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Name and sizes of `name=1,224,224,3`."""
+    name, equals, sizes = text.partition("=")
+    try:
+        shape = tuple(int(part) for part in sizes.replace("x", ",").split(",") if part.strip() != "")
+    except ValueError:
+        raise ValueError(f"{text!r}: sizes are numbers, as in input=1,224,224,3") from None
+    if not equals or not name or any(size < 0 for size in shape):
+        raise ValueError(f"{text!r}: write it as name=1,224,224,3")
+    return name, shape
 
 
 GPUS = ("h200", "h100", "a100", "l4", "t4")
@@ -135,9 +130,9 @@ class Choice:
     """The choices that a model's file may leave open."""
 
     signature: str | None = key("--part", "Signature of the SavedModel (none: serving_default, or the only one).")
-    tags: Sequence[str] | None = key("--part", TAG, Names(), name="tag")
-    inputs: Sequence[str] | None = key("--part", "Tensors to feed instead of the model's inputs.", Names())
-    outputs: Sequence[str] | None = key("--part", "Tensors to fetch instead of the model's outputs.", Names())
+    tags: Sequence[str] | None = key("--part", TAG, NAMES, name="tag")
+    inputs: Sequence[str] | None = key("--part", "Tensors to feed instead of the model's inputs.", NAMES)
+    outputs: Sequence[str] | None = key("--part", "Tensors to fetch instead of the model's outputs.", NAMES)
 
     def load(self, model: Path, function: str | None = None, *, record: bool = True) -> FlatGraph:
         """Reads and flattens a model, or one function of it."""
@@ -168,7 +163,10 @@ class InputShapes:
     """Sizes of inputs, the leading one left out."""
 
     shapes: Sequence[tuple[str, tuple[int, ...]]] = option(
-        "--shape", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
+        "--shape",
+        type=Parsed("name=d,d,…", _shape),
+        multiple=True,
+        help="Shape of an input: name=1,224,224,3. Repeatable.",
     )
 
 
@@ -211,7 +209,7 @@ class Batches(RecordedWork):
     batch: int | None = None
     batches: tuple[int, ...] | None = option(
         "--batch",
-        type=Numbers(click.IntRange(1)),
+        type=numbers(click.IntRange(1)),
         help="Size of unknown leading dimensions (default: 1), or several, such as 1,8,32; build: they share weights and memory; "
         "bench: they are measured one after the other.",
     )
@@ -341,7 +339,7 @@ class Devices:
 
     devices: tuple[int, ...] = option(
         "--gpus",
-        type=Numbers(click.IntRange(0)),
+        type=numbers(click.IntRange(0)),
         default=(),
         help="cuda: numbers of the GPUs to use, such as 0,1. bench: they share the rows of a step; load, serve: each answers requests.",
     )

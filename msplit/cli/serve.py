@@ -21,7 +21,7 @@ import click
 from msplit import escape
 from msplit.cli import options, output
 from msplit.cli.engine_options import PLACE, WHAT, PoolOptions, SharedEngine
-from msplit.cli.keys import Parameter, key, option, together
+from msplit.cli.keys import key, option, together
 from msplit.cli.output import say
 from msplit.progress import telling
 
@@ -40,21 +40,12 @@ def _switch(default: bool) -> dict[str, Any]:
     return {"default": default, "is_flag": False, "flag_value": "true", "type": click.BOOL, "hidden": True}
 
 
-class Named(Parameter):
-    """`name=path`."""
-
-    name = "name=path"
-
-    def convert(
-        self, value: str | tuple[str, Path], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Path]:
-        """Splits into the name and the path."""
-        if isinstance(value, tuple):
-            return value
-        name, _, path = value.partition("=")
-        if not name or not path:
-            self.fail(f"{value!r}: write it as NAME=PATH", param, ctx)
-        return name, Path(path)
+def _named(text: str) -> tuple[str, Path]:
+    """Name and path of `name=path`."""
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise ValueError(f"{text!r}: write it as NAME=PATH")
+    return name, Path(path)
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,10 @@ class Served:
 
     models: Sequence[Path]
     named: Sequence[tuple[str, Path]] = option(
-        "--model", multiple=True, type=Named(), help="A model, or a folder of versions, by name. Repeatable."
+        "--model",
+        multiple=True,
+        type=options.Parsed("name=path", _named),
+        help="A model, or a folder of versions, by name. Repeatable.",
     )
     model_name: str | None = option(help="What clients call the model (default: its file's or folder's name).")
     model_base_path: Path | None = option(hidden=True, help="The same as MODELS.")
@@ -71,12 +65,12 @@ class Served:
     signatures: Sequence[str] = key(
         "--part",
         "Signatures to serve, or all (none: serving_default, or the only one). Each has weights of its own.",
-        options.Names(),
+        options.NAMES,
         (),
         name="signature",
     )
-    tags: Sequence[str] | None = key("--part", options.TAG, options.Names(), name="tag")
-    saved_model_tags: Sequence[str] | None = option(type=options.Names(), hidden=True, help="The same as --part tag=.")
+    tags: Sequence[str] | None = key("--part", options.TAG, options.NAMES, name="tag")
+    saved_model_tags: Sequence[str] | None = option(type=options.NAMES, hidden=True, help="The same as --part tag=.")
 
     def configs(self) -> tuple[ModelConfig, ...]:
         """All of them.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from msplit.cli import engine_options, options, output
 from msplit.cli.engine_options import Engine
-from msplit.cli.keys import Parameter, key, option, together
+from msplit.cli.keys import key, option, together
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -22,22 +22,15 @@ if TYPE_CHECKING:
     from msplit.training.trainer import Trainer
 
 
-class Gpus(Parameter):
-    """A number of GPUs, or which ones."""
-
-    name = "n|a,b,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """``2`` is the first two; ``2,3`` are these."""
-        if isinstance(value, tuple):
-            return value
-        if value.isascii() and value.isdigit() and 0 < int(value) <= _MOST_GPUS:
-            visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
-            return tuple(visible[: int(value)]) if len(visible) >= int(value) else tuple(map(str, range(int(value))))
-        found = tuple(one.strip() for one in value.split(","))
-        if len(found) < 2 or not all(found) or len(set(found)) < len(found):
-            self.fail(f"{value!r} is neither a number of GPUs nor a list of some", param, ctx)
-        return found
+def _gpus(text: str) -> tuple[str, ...]:
+    """Some GPUs: ``2`` is the first two; ``2,3`` are these."""
+    if text.isascii() and text.isdigit() and 0 < int(text) <= _MOST_GPUS:
+        visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+        return tuple(visible[: int(text)]) if len(visible) >= int(text) else tuple(map(str, range(int(text))))
+    found = tuple(one.strip() for one in text.split(","))
+    if len(found) < 2 or not all(found) or len(set(found)) < len(found):
+        raise ValueError(f"{text!r} is neither a number of GPUs nor a list of some")
+    return found
 
 
 _MOST_GPUS = 64
@@ -48,10 +41,10 @@ class Step:
     """What a step runs and gives."""
 
     target: tuple[str, ...] | None = option(
-        type=options.Names(), help="The op that a step runs, or several (default: what the file names train_op)."
+        type=options.NAMES, help="The op that a step runs, or several (default: what the file names train_op)."
     )
     fetch: tuple[str, ...] = option(
-        type=options.Names(),
+        type=options.NAMES,
         required=True,
         help="Tensors that a step gives, the loss first: where it is no number, training ends.",
     )
@@ -110,7 +103,8 @@ class Spread(engine_options.Processes):
         "--tensorflow", "A name under which the cluster keeps variables, for later clients or others beside this one."
     )
     gpus: tuple[str, ...] | None = option(
-        type=Gpus(), help="Train on so many GPUs of this host, or on these, each in a process of its own."
+        type=options.Parsed("n|a,b,…", _gpus),
+        help="Train on so many GPUs of this host, or on these, each in a process of its own.",
     )
     hosts: Path | None = key("--hosts", "That file, which may be given alone.", name="file")
     task: str | None = key("--hosts", "Which of the file's hosts this is, such as worker:0.")
