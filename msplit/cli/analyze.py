@@ -53,7 +53,7 @@ class Inside(options.Choice):
     help="Also tell whether to split the model over N such GPUs, by the simulator.",
 )
 @options.format_option
-@together(choice=Inside, work=options.Work)
+@together
 def command(
     model: Path,
     choice: Inside,
@@ -126,7 +126,7 @@ def command(
     help="What `bench` measured: its result (--format json) or its timeline (--trace). Repeatable.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-@together(choice=options.Choice, rules=options.Rules, work=options.RecordedWork)
+@together
 def report_command(
     model: Path,
     choice: options.Choice,
@@ -279,7 +279,7 @@ class Places:
 @click.command()
 @options.model_argument
 @options.format_option
-@together(choice=options.Choice, rules=Rules, asked=Asked, places=Places, work=options.Work)
+@together
 def assign_command(
     model: Path,
     choice: options.Choice,

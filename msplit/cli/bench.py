@@ -55,14 +55,7 @@ class Asked:
 
 @click.command()
 @options.model_argument
-@together(
-    choice=options.Choice,
-    run=Run,
-    work=options.Batches,
-    measured=Measured,
-    asked=Asked,
-    beside=measuring.Beside,
-)
+@together
 def command(
     model: Path,
     choice: options.Choice,
@@ -167,7 +160,7 @@ class Search(options.Search):
 @options.model_argument
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
 @options.format_option
-@together(choice=options.Choice, run=ComparedRun, work=options.RecordedWork, measured=Measured, search=Search)
+@together
 def tune_command(
     model: Path,
     choice: options.Choice,
@@ -209,7 +202,7 @@ class Compared(measuring.Closeness, options.Verified):
 @click.command()
 @options.model_argument
 @options.format_option
-@together(choice=options.Choice, compared=Compared, work=options.RecordedWork)
+@together
 def bisect_command(
     model: Path, choice: options.Choice, compared: Compared, work: options.RecordedWork, style: str
 ) -> int:

@@ -41,7 +41,7 @@ class Search(options.Search):
 @click.option("-o", "--output", type=options.PATH, required=True, help="The folder to make.")
 @click.option("--force", is_flag=True, help="Replace an existing folder.")
 @options.format_option
-@together(choice=options.Choice, run=Run, search=Search, work=options.Batches)
+@together
 def command(
     model: Path,
     choice: options.Choice,
@@ -93,7 +93,7 @@ class Measured(options.ExecutionOptions):
 @click.option("-o", "--output", type=options.PATH, help="Where to write the profile.")
 @click.option("--force", is_flag=True, help="Replace an existing profile.")
 @options.format_option
-@together(choice=options.Choice, work=options.InputSizes, measured=Measured)
+@together
 def profile_command(
     model: Path,
     choice: options.Choice,

@@ -108,7 +108,7 @@ class Wanted:
     help="Explain a code and exit.",
 )
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print.")
-@together(choice=options.Choice, wanted=Wanted, work=options.RecordedWork)
+@together
 def command(
     models: tuple[Path, ...],
     choice: options.Choice,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import click
 from click.shell_completion import CompletionItem
@@ -233,13 +233,12 @@ def _type_of(field: dataclasses.Field[Any]) -> Any:
     return FILE if "Path" in annotation else {"bool": bool, "int": int, "float": float}.get(annotation, str)
 
 
-def together(**groups: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options that are described as fields of dataclasses, which a command has as its parameters.
+def together(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options that are described as fields of dataclasses: of those that it has as parameters.
 
-    Args:
-        groups: Name of the command's parameter -> the dataclass. A field that is no option is an argument of the command, or keeps its
-            default.
+    A field that is no option is an argument of the command, or keeps its default.
     """
+    groups = {name: kind for name, kind in get_type_hints(command).items() if dataclasses.is_dataclass(kind)}
     fields = {name: dataclasses.fields(group) for name, group in groups.items()}
     keys: dict[str, list[Key]] = {}
     options: dict[str, Callable[..., Any]] = {}
@@ -256,21 +255,18 @@ def together(**groups: type) -> Callable[[Callable[..., Any]], Callable[..., Any
             keys.setdefault(name, []).append(one)
             options[name] = KEYED[name].of(name, keys[name])
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def wrapped(**kwargs: Any) -> Any:
-            for name in [name for name, value in kwargs.items() if isinstance(value, Fields)]:
-                kwargs |= kwargs.pop(name)
-            for name, group in groups.items():
-                own = [field.name for field in fields[name] if field.name in kwargs]
-                kwargs[name] = group(**{field: kwargs.pop(field) for field in own})
-            return command(**kwargs)
+    @functools.wraps(command)
+    def wrapped(**kwargs: Any) -> Any:
+        for name in [name for name, value in kwargs.items() if isinstance(value, Fields)]:
+            kwargs |= kwargs.pop(name)
+        for name, group in groups.items():
+            own = [field.name for field in fields[name] if field.name in kwargs]
+            kwargs[name] = group(**{field: kwargs.pop(field) for field in own})
+        return command(**kwargs)
 
-        for one in reversed(options.values()):
-            wrapped = one(wrapped)
-        return wrapped
-
-    return decorate
+    for one in reversed(options.values()):
+        wrapped = one(wrapped)
+    return wrapped
 
 
 def given(ctx: click.Context) -> Sequence[str]:

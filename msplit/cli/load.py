@@ -121,7 +121,7 @@ class Serving:
     help="Arguments are those of NVIDIA's multistream_inference: MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG].",
 )
 @options.format_option
-@together(choice=options.Choice, load=Loaded, engine=SharedEngine, pooling=PoolOptions, beside=Beside, serving=Serving)
+@together
 def command(
     model: Path,
     choice: options.Choice,

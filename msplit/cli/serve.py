@@ -160,7 +160,7 @@ def _dashes(token: str) -> str:
 
 @click.command(context_settings={"token_normalize_func": _dashes})
 @click.argument("models", nargs=-1, type=options.PATH)
-@together(served=Served, engine=SharedEngine, pooling=PoolOptions, batching=Batching, doors=Doors)
+@together
 def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching: Batching, doors: Doors) -> int:
     """Answer requests for MODELS (models, builds, or folders of versions) until SIGTERM: over gRPC as TensorFlow Serving and as Triton do
     (KServe V2), over HTTP, with health checks and metrics for Prometheus.
@@ -213,7 +213,7 @@ def _say(models: Models, where: Listening) -> None:
 )
 @click.option("--name", help="Of the model there (default: that of its file or folder).")
 @click.option("--force", is_flag=True, help="Replace a model of this name.")
-@together(pooling=PoolOptions, device=options.OnDevice)
+@together
 def export_command(
     model: Path, triton: Path, name: str | None, pooling: PoolOptions, device: options.OnDevice, force: bool
 ) -> None:

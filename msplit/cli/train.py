@@ -136,7 +136,7 @@ class Spread(engine_options.Processes):
 @click.command()
 @options.model_argument
 @options.format_option
-@together(choice=Source, step=Step, feeding=Feeding, length=Length, spread=Spread, engine=Engine)
+@together
 def command(
     model: Path,
     choice: Source,
