@@ -238,7 +238,8 @@ def together(command: Callable[..., Any]) -> Callable[..., Any]:
 
     A field that is no option is an argument of the command, or keeps its default.
     """
-    groups = {name: kind for name, kind in get_type_hints(command).items() if dataclasses.is_dataclass(kind)}
+    hints = get_type_hints(command)
+    groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
     fields = {name: dataclasses.fields(group) for name, group in groups.items()}
     keys: dict[str, list[Key]] = {}
     options: dict[str, Callable[..., Any]] = {}
