@@ -28,8 +28,8 @@ from msplit.engines.base import Arrays, Executable, Span, Timeline
 from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.cluster import here, short
 from msplit.engines.tensorflow.placed import PlacedGraph
-from msplit.engines.tensorflow.queues import WAITS, Filling, awaited, filling, reached, waits_inside
 from msplit.engines.tensorflow.runtime import errors_of, set_precision, silent_deprecations, tensorflow
+from msplit.engines.tensorflow.variables import WAITS, Filling, awaited, filling, reached, waits_inside
 from msplit.errors import EngineError, TimedOut
 from msplit.formats.bundle import verify
 from msplit.formats.model import Format, Model
