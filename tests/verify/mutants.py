@@ -1,8 +1,6 @@
 """Models in which bugs are planted, and how a bug is planted in a lowering or behind a pass."""
 
 from dataclasses import replace
-from unittest.mock import patch
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -11,8 +9,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir import lowering as registry
 from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.pipeline import Pass
-from msplit.run import variants
-from msplit.run.tensorflow_rows import assignments_for
+from tests.assignments import assigned_once
 
 FULL, BOTH = ("full",), ("full", "fast")
 
@@ -217,19 +214,7 @@ MODELS = {
 }
 
 
-_ASSIGNED = WeakKeyDictionary()
-"""Graph -> batch -> what rules and search have assigned: no bug that is planted here is in them, and they take as long as all else."""
-
-
-def _assigned(flat, sizes, costs, request):
-    known = _ASSIGNED.setdefault(flat, {})
-    if request.workload.batch not in known:
-        known[request.workload.batch] = assignments_for(flat, sizes, costs, request)
-    assignments, said = known[request.workload.batch]
-    return [*assignments], [*said]
-
-
-@patch.object(variants, "assignments_for", _assigned)
+@assigned_once
 def prepared(flat, effort, batch=9, streams=1, **more):
     """The model, ready to run, of nothing that was compiled before."""
     ENGINE.forget(flat)
