@@ -86,3 +86,22 @@ def test_what_depends_on_more_than_its_inputs_is_asked_each_time(kind, opened):
     assert np.array_equal(first, second) == (kind == "read")
     assert not engine._answers
     session.close()
+
+
+def test_a_session_that_is_opened_anew_draws_and_counts_from_the_beginning(opened):
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [None, 3], "x")
+        count = v1.get_variable("count", initializer=np.float32(1), use_resource=True)
+        tf.identity(x + tf.random.uniform([], seed=1) + v1.assign_add(count, 1.0), "y")
+
+    session = session_on_cpu(graph_of(build, outputs=["y"]), state={"count": np.float32(1)})
+    first = [session.step({"x": X})["y"] for _ in range(2)]
+    session.launch()
+    assert session.reopen()
+    session.load_state({"count": np.float32(1)})
+    again = [session.step({"x": X})["y"] for _ in range(2)]
+    np.testing.assert_array_equal(again, first)
+    session.launch()
+    assert session.save_state() == {"count": 4.0}
+    assert len(opened) == 1
+    session.close()
