@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.graph import memoize
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs import lookups
 from msplit.opset.traits import ops_with, traits
@@ -103,6 +104,10 @@ def kinds(rows: int) -> tuple[InputKind, ...]:
     return (*map(InputKind, names), *edges)
 
 
+_MOST_KEPT = 1 << 20
+"""Bytes of a set of inputs that is kept."""
+
+
 @dataclass(frozen=True)
 class Fresh:
     """Makes sets of inputs from seeds: random ones, and of these kinds.
@@ -111,6 +116,7 @@ class Fresh:
         refused: Names of kinds on which the model does not run, and why: who verifies adds them.
         usual: Names of kinds -> names of inputs that keep usual values there, and why the model does not run on special ones of these.
         undetermined: Variables that are not compared since TensorFlow's own rounding decides what a step makes of them.
+        made: Sets that were made, by seed and kind.
     """
 
     make: Callable[[int, InputKind], Mapping[str, NDArray[Any]]]
@@ -118,10 +124,16 @@ class Fresh:
     refused: dict[str, str] = field(default_factory=dict)
     usual: dict[str, tuple[dict[str, None], str]] = field(default_factory=dict)
     undetermined: dict[str, None] = field(default_factory=dict)
+    made: dict[tuple[int, InputKind], Mapping[str, NDArray[Any]]] = field(default_factory=dict, repr=False)
 
     def __call__(self, seed: int, kind: InputKind = RANDOM) -> Mapping[str, NDArray[Any]]:
-        """A set."""
-        return self.make(seed, kind)
+        """A set, in arrays of its own. Small ones are made once: variants are stepped on the same again and again."""
+        found = self.made.get((seed, kind))
+        if found is None:
+            found = self.make(seed, kind)
+            if sum(value.nbytes for value in found.values()) <= _MOST_KEPT:
+                self.made[seed, kind] = found
+        return {name: value.copy() for name, value in found.items()}
 
     def covered(self, seconds: float) -> tuple[str, ...]:
         """A sentence on what was verified, and how long that took; none where there are no kinds."""
@@ -301,7 +313,11 @@ class ValueLimits:
 
 def limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> ValueLimits:
     """Follows numbers as far as they are only moved, compared, limited, sorted into buckets and, where they are integers, calculated
-    with."""
+    with. Nobody may change what is found: it is kept."""
+    return memoize(flat, f"limits of {node}:{port}", (dtype,), lambda: _limits(flat, node, port, dtype))
+
+
+def _limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> ValueLimits:
     graph, found = flat.graph, ValueLimits()
     waiting: list[tuple[int, int, int | None, _Range]] = [(node, port, 0, _range(dtype.name))]
     seen = set(waiting)
