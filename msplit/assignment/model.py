@@ -67,6 +67,10 @@ def load(
         LoadError: It can not be read, or leaves a choice open that must be made.
         GraphError: It is not a valid graph; every defect is listed.
     """
+    for name, names in (("tags", tags), ("inputs", inputs), ("outputs", outputs)):
+        arguments.declared(name, names, "Sequence[str] | None")
+    for name, text in (("signature", signature), ("function", function)):
+        arguments.declared(name, text, "str | None")
     with phase("reading"), no_collection():
         model = formats.read(
             arguments.path(path),
