@@ -65,6 +65,7 @@ class Coverage:
         refused: What else the engine's build refuses -> the places, such as a loop whose turns only the run knows.
         unbuilt: Why the build was not tried, or "" where it was, or where nothing in the graph asks for it.
         uncaptured: Op -> names of what a build leaves in the way of a capture: shapes that depend on values. None where none was tried.
+        sized: Values that the host makes, and whose sizes depend on values: steps take one size of each.
     """
 
     covered: dict[str, int]
@@ -77,6 +78,7 @@ class Coverage:
     refused: dict[str, list[str]] = field(default_factory=dict)
     unbuilt: str = ""
     uncaptured: dict[str, list[str]] | None = None
+    sized: Sequence[str] = ()
 
     @property
     def of_host(self) -> list[str]:
@@ -99,6 +101,12 @@ class Coverage:
         if ops := self.of_host:
             more = f" and {len(ops) - OPS_TOLD} more ops" if len(ops) > OPS_TOLD else ""
             found.append(f"It can be served, not built: the host runs {', '.join(ops[:OPS_TOLD])}{more}.")
+        if self.sized:
+            found.append(
+                f"The size of {_some_of([*self.sized])}, which the host makes, depends on values, as far as is known: a step takes the "
+                "size that it was prepared with, and refuses inputs of which another comes. Pad it to one size in the model, or feed it: "
+                "--part inputs=."
+            )
         return found
 
     @property
@@ -175,6 +183,7 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
         refused,
         unbuilt if controlled or build else "",
         uncaptured if built else None,
+        built.sized if built else (),
     )
 
 
