@@ -28,7 +28,7 @@ from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, ref
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.opset.traits import VARIABLES
+from msplit.opset.traits import VARIABLES, written
 from msplit.shapes import Shapes, infer
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Coverage:
         unbuilt: Why the build was not tried, or "" where it was, or where nothing in the graph asks for it.
         uncaptured: Op -> names of what a build leaves in the way of a capture: shapes that depend on values. None where none was tried.
         sized: Values that the host makes, and whose sizes depend on values: steps take one size of each.
+        writes: Nodes that change variables: neither a build nor requests may have any.
     """
 
     covered: dict[str, int]
@@ -79,6 +80,7 @@ class Coverage:
     unbuilt: str = ""
     uncaptured: dict[str, list[str]] | None = None
     sized: Sequence[str] = ()
+    writes: Sequence[str] = ()
 
     @property
     def of_host(self) -> list[str]:
@@ -98,7 +100,11 @@ class Coverage:
             found = [f"Its steps can run launch by launch only: {BY_VALUES}: {_some(self.uncaptured)}. {fix}."]
         else:
             found = ["Its steps can be captured as one CUDA graph."]
-        if ops := self.of_host:
+        if self.writes:
+            found.append(
+                f"It can be trained, not built or served: a step changes variables ({_some_of([*self.writes])})."
+            )
+        elif ops := self.of_host:
             more = f" and {len(ops) - OPS_TOLD} more ops" if len(ops) > OPS_TOLD else ""
             found.append(f"It can be served, not built: the host runs {', '.join(ops[:OPS_TOLD])}{more}.")
         if self.sized:
@@ -160,6 +166,8 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
         built, unbuilt = _built(raised, partition, shapes(), bool(build))
         for problem in built.refused if built else ():
             refused.setdefault(problem.what, []).append((problem.where or "").removeprefix("node "))
+    if begins := _not_begun(flat, partition.host):
+        refused["it takes its data from an iterator, and nothing in the file says what it goes over"] = begins
     uncaptured: dict[str, list[str]] = {}
     for left in built.by_values if built else ():
         uncaptured.setdefault(left.op, []).append(left.name)
@@ -184,7 +192,19 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
         unbuilt if controlled or build else "",
         uncaptured if built else None,
         built.sized if built else (),
+        [name for name, op in zip(whole.graph.names, whole.graph.ops, strict=True) if written(op)],
     )
+
+
+def _not_begun(flat: FlatGraph, nodes: Sequence[int]) -> list[str]:
+    """Iterators that some nodes take data from, and that nothing in the file initializes."""
+    graph, model = flat.graph, flat.model.graph
+    gets = [graph.inputs(node)[0][0] for node in nodes if graph.ops[node].startswith("IteratorGetNext")]
+    found = [graph.names[node] for node in gets if graph.ops[node] in ("Iterator", "IteratorV2")]
+    before = (
+        model.ancestors([model.index[name] for name in flat.model.init_ops if name in model.index]) if found else ()
+    )
+    return [] if any(op == "MakeIterator" for op, runs in zip(model.ops, before, strict=False) if runs) else found
 
 
 def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) -> tuple[DryRun | None, str]:

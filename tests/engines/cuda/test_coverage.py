@@ -418,6 +418,24 @@ def test_what_takes_one_size_of_the_hosts_values_says_so_and_refuses_others(tmp_
     assert tensors.refusal(caught.value, ran=True).code is tensors.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_iterator_that_a_program_begins_is_told(begun, tmp_path):
+    tf = importlib.import_module("tensorflow")
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    with graph.as_default():
+        iterator = v1.data.make_initializable_iterator(
+            tf.data.Dataset.from_tensors(np.ones((2, 4), np.float32)).repeat()
+        )
+        tf.identity(tf.tanh(iterator.get_next()), name="y")
+        if begun:
+            v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, tf.group(iterator.initializer))
+        v1.train.export_meta_graph(str(tmp_path / "m.meta"))
+    flat = flatten(read(tmp_path / "m.meta", outputs=["y:0"]))
+    said = "it takes its data from an iterator, and nothing in the file says what it goes over (Iterator"
+    assert any(reason.startswith(said) for reason in cover(flat, build=True).reasons) is not begun
+
+
 @pytest.mark.parametrize(
     "name",
     [
