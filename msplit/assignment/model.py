@@ -68,9 +68,11 @@ def load(
         GraphError: It is not a valid graph; every defect is listed.
     """
     for name, names in (("tags", tags), ("inputs", inputs), ("outputs", outputs)):
-        arguments.declared(name, names, "Sequence[str] | None")
+        if names is not None:
+            arguments.listed(name, names)
     for name, text in (("signature", signature), ("function", function)):
-        arguments.declared(name, text, "str | None")
+        if text is not None:
+            arguments.declared(name, text, "str")
     with phase("reading"), no_collection():
         model = formats.read(
             arguments.path(path),

@@ -102,9 +102,9 @@ def declared(name: str, value: Any, kind: str) -> None:
     Raises:
         MsplitError: It is none.
     """
-    if value is None and kind.endswith(" | None"):
+    kind, *others = kind.split(" | ")
+    if value is None and str(None) in others:
         return
-    kind = kind.removesuffix(" | None")
     if kind.startswith("Sequence["):
         listed(name, value)
     elif kind.startswith("Mapping[") and not isinstance(value, Mapping):

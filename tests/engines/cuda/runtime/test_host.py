@@ -176,7 +176,7 @@ def test_inputs_that_only_the_host_reads_are_no_inputs_of_the_device():
 def test_what_the_host_hands_over_may_not_change_its_shape():
     flat = graph_of(text, outputs=["out"])
     executable = ENGINE.build(job(flat, feeds_of("oslo", "rom")))
-    with pytest.raises(EngineError, match=r"with these values ids:0 is int64 .*, and steps are prepared for"):
+    with pytest.raises(EngineError, match="was prepared as"):
         executable.step(feeds_of("oslo", "rom", "prag"))
 
 
