@@ -6,6 +6,7 @@ import contextlib
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -154,8 +155,10 @@ def test_a_value_takes_no_more_memory_for_being_a_field_of_its_own(way: str) -> 
 
 
 @settings(max_examples=examples(60, 1000), deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 1 << 40), max_size=3)), max_size=8))
-def test_packed_values_and_others_are_read_as_protobuf_reads_them(parts: list[tuple[bool, list[int]]]) -> None:
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 1 << 40), max_size=3)), max_size=8), st.integers(1, 4))
+def test_packed_values_and_others_are_read_as_protobuf_reads_them(
+    parts: list[tuple[bool, list[int]]], kept_apart: int
+) -> None:
     for number, kind, own in ((10, 9, "int64_val"), (17, 23, "uint64_val")):
         values = b"".join(
             field(number, b"".join(map(varint, part))) if packs else b"".join(field(number, one) for one in part)
@@ -163,8 +166,9 @@ def test_packed_values_and_others_are_read_as_protobuf_reads_them(parts: list[tu
         )
         wanted = getattr(messages.TensorProto.FromString(values), own)
         data = predict(x=proto(kind, [len(wanted)], values))
-        dtype = own.removesuffix("_val")
-        assert PREDICTS(data).feeds({"x": Port(dtype, (None,), 99)})["x"].tolist() == list(wanted)
+        ports = {"x": Port(own.removesuffix("_val"), (None,))}
+        with patch.object(decode, "_APART", kept_apart):
+            assert PREDICTS(data).feeds(ports)["x"].tolist() == list(wanted)
 
 
 def test_a_long_name_is_cut_before_it_is_looked_at() -> None:
