@@ -524,10 +524,11 @@ def _listed(
         if kinds.keys() - {own}:
             raise invalid(f"input {name} has values that are no {dtype.name}")
 
-        def texts() -> Iterator[bytes]:
-            return (data[start:end] for _, start, end in _each(data, spans))
+        def texts() -> NDArray[Any]:
+            found = places if isinstance(places, list) else _each(data, spans)
+            return np.fromiter([data[start:end] for _, start, end in found], object, kinds[own])
 
-        return Input(name, dtype, shape, kinds[own], lambda: np.fromiter(texts(), object, kinds[own]), fills)
+        return Input(name, dtype, shape, kinds[own], texts, fills)
     unit, varints = _FIXED.get(own, 1), own == wire.VARINT
     several, one_part = bytearray(), len(spans) == 1 and spans[0][1] >= 0
     for kept_as, start, end in places:
