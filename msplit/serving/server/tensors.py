@@ -18,7 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import escape
-from msplit.errors import Busy, Closed, DeviceLost, EngineError, InvalidInput, LoadError, MsplitError, TimedOut
+from msplit.errors import (
+    Busy,
+    Closed,
+    DeviceLost,
+    EngineError,
+    InvalidInput,
+    LoadError,
+    MsplitError,
+    TimedOut,
+    WrongShape,
+)
 from msplit.formats import tensors as protos
 from msplit.serving.server import messages
 
@@ -96,6 +106,10 @@ _CODES: tuple[tuple[type[EngineError], StatusCode], ...] = (
     (Closed, StatusCode.UNAVAILABLE),
     (DeviceLost, StatusCode.UNAVAILABLE),
     (InvalidInput, StatusCode.INVALID_ARGUMENT),
+    (
+        WrongShape,
+        StatusCode.INVALID_ARGUMENT,
+    ),  # of what the host makes of a request's values; its own shapes are compared before
 )
 
 
