@@ -28,7 +28,7 @@ from msplit.verify.compare import (
     computed_in,
     output_tolerances,
 )
-from msplit.verify.mixed_precision import emulated_errors, tf32_tolerances
+from msplit.verify.mixed_precision import emulated_errors, roughness, tf32_tolerances
 from msplit.verify.op_by_op import OP_BY_OP, compare_ops
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
 from msplit.verify.stepping import SPECIAL, Verification, kinds_for, sets_of, without_refused
@@ -493,7 +493,12 @@ def _verify_special(
                     continue
                 if not attempt:
                     far = kind.name is InputKindName.LARGE or bool(state and before)
-                    held_against = partial(compared, outputs, expected, own[one], one)
+
+                    def held_against(
+                        right: Arrays, outputs: Arrays = outputs, one: Running = one, **carried: Any
+                    ) -> ModelComparison:
+                        return compared(outputs, right, own[one], one, **carried)
+
                     comparison = stepping.widened(held_against, taken.carried(expected, own[one], moved=far))
                     found.setdefault((one, ""), []).append(comparison)
                 if state:
@@ -540,7 +545,8 @@ def _steps(
     """Steps that one is held to, and what rounding to TF32 does to them on our engine, if it runs them alone."""
     job = one.variant.job
     alone = isinstance(one.variant.engine, CudaEngine) and not job.options.split and job.options.shards is None
-    return stepping.Steps(truth, fed, begun, partial(tf32_tolerances, job, fed, begun) if alone else None, known)
+    ways = [partial(learn, job, fed, begun) if alone else None for learn in (tf32_tolerances, roughness)]
+    return stepping.Steps(truth, fed, begun, *ways, known)
 
 
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:

@@ -423,3 +423,38 @@ class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
             to_tf32(one) if place in places and one.dtype == torch.float32 else one for place, one in enumerate(args)
         ]
         return func(*given, **(kwargs or {}))
+
+
+_ROUGH = frozenset("tanh sigmoid erf erfc exp expm1 log1p elu softplus tanh_backward sigmoid_backward".split())
+"""PyTorch's functions of one number of which another library may give the neighbours of what they give. Gradients are among them since
+``1 - y * y`` is nothing but the rounding of y where that is nearly 1."""
+
+_ROUGHLY = 2.0**-21
+"""Most distance of such results, relative to each: TensorFlow's float32 `tanh` on the CPU is up to 2^-21.7 from the exact one, and 1 from
+7.905 on (`tanh_float` of Eigen; XLA's, and so TensorFlow's on a GPU, has the same constants)."""
+
+
+class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
+    """A block in which functions are as rough as another library's may be: results are moved towards zero by up to `_ROUGHLY`, and
+    whatever an op makes below the least normal number is zero, as TensorFlow's threads on a CPU have it.
+
+    Args:
+        seed: Of the moves.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = np.random.default_rng(seed)
+
+    def __torch_dispatch__(  # type: ignore[no-untyped-def]
+        self, func, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Calls the op, and moves what it gives."""
+        made = func(*args, **(kwargs or {}))
+        narrow = isinstance(made, torch.Tensor) and made.dtype in (torch.float32, torch.float64)
+        if not narrow or any(one.alias_info for one in func._schema.returns):  # a view, or what is changed in place
+            return made
+        if func.overloadpacket.__name__ in _ROUGH:
+            less = 1 - _ROUGHLY * self._generator.random(tuple(made.shape), np.float32)
+            made = made * torch.from_numpy(np.asarray(less)).to(made.device, made.dtype)
+        return torch.where(made.abs() < torch.finfo(made.dtype).tiny, 0, made)
