@@ -307,18 +307,19 @@ def _verify_beside(
     """Compares all with the reference, and each with its partner on the same random inputs; with variables, with the truth as well."""
     settings, reference = how.settings, how.reference
 
-    def from_the_same_values() -> None:
-        if state:
-            begun = stepping.begin(built, state)
-            for one in built:
-                one.running.load_state(begun)
+    def from_the_same_values() -> Arrays:
+        begun = stepping.begin(built, state) if state else {}
+        for one in built if state else ():
+            one.running.load_state(begun)
+        return begun
 
-    from_the_same_values()
+    begun = from_the_same_values()
     if reference is not None:
         for number, one in enumerate(built):
             how.tell(f"verifying {one.variant.label}", number / len(built))
             with phase("verifying outputs"):
-                comparison = compared(one.step(reference.feeds), reference.outputs, own[one], one)
+                outputs = one.step(reference.feeds)
+                comparison = _held(compared, outputs, reference.outputs, own[one], one, [reference.feeds], begun)
             one.checks.append(OutputCheck(reference.source, own[one], 1, comparison))
         if truth is not None and not how.kinds and state.keys() <= {STEPS}:  # what is drawn at random in a second step
             expected = [truth.step(reference.feeds) for _ in range(2)][1]
@@ -493,13 +494,8 @@ def _verify_special(
                     continue
                 if not attempt:
                     far = kind.name is InputKindName.LARGE or bool(state and before)
-
-                    def held_against(
-                        right: Arrays, outputs: Arrays = outputs, one: Running = one, **carried: Any
-                    ) -> ModelComparison:
-                        return compared(outputs, right, own[one], one, **carried)
-
-                    comparison = stepping.widened(held_against, taken.carried(expected, own[one], moved=far))
+                    held_to = taken.carried(expected, own[one], moved=far)
+                    comparison = stepping.widened(partial(_compared_with, compared, outputs, own[one], one), held_to)
                     found.setdefault((one, ""), []).append(comparison)
                 if state:
                     variables[one].append(taken.learned(mine, after, own[one], how.settings.tolerance, how.leave_out))
@@ -534,9 +530,31 @@ def _announced(
             steps = stepping.announced(*sets)
             outputs = stepping.run_announcing(one, [{}, {}, {}], steps)
             for (_, feeds, _), got in zip(steps, outputs, strict=True):
-                yield one, compared(got, expected[id(feeds)], own[one], one)
+                yield one, _held(compared, got, expected[id(feeds)], own[one], one, [feeds], {})
     except (WrongShape, OutOfMemory) as problem:  # what is sent before its step takes memory of its own
         how.refuse(RANDOM, problem.what)
+
+
+def _held(
+    compared: Compared,
+    outputs: Arrays,
+    expected: Arrays,
+    precision: Precision,
+    one: Running,
+    fed: Sequence[Arrays],
+    state: Arrays,
+) -> ModelComparison:
+    """Compares outputs of the last of some steps with TensorFlow's; where they differ, as closely as rough functions allow."""
+    taken = replace(_steps(one, one, fed, state, {}), in_tf32=None)
+    with_them = partial(_compared_with, compared, outputs, precision, one)
+    return stepping.widened(with_them, taken.carried(expected, precision, moved=False))
+
+
+def _compared_with(
+    compared: Compared, outputs: Arrays, precision: Precision, one: Running, expected: Arrays, **carried: Any
+) -> ModelComparison:
+    """Compares outputs with what is expected, which comes last."""
+    return compared(outputs, expected, precision, one, **carried)
 
 
 def _steps(

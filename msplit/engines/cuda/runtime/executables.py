@@ -435,7 +435,7 @@ _ROUGHLY = 2.0**-21
 
 
 class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
-    """A block in which functions are as rough as another library's may be: results are moved towards zero by up to `_ROUGHLY`, and
+    """A block in which functions are as rough as another library's may be: results are moved by up to `_ROUGHLY`, not beyond 1, and
     whatever an op makes below the least normal number is zero, as TensorFlow's threads on a CPU have it.
 
     Args:
@@ -455,6 +455,7 @@ class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
         if not narrow or any(one.alias_info for one in func._schema.returns):  # a view, or what is changed in place
             return made
         if func.overloadpacket.__name__ in _ROUGH:
-            less = 1 - _ROUGHLY * self._generator.random(tuple(made.shape), np.float32)
-            made = made * torch.from_numpy(np.asarray(less)).to(made.device, made.dtype)
+            moves = 1 + self._generator.uniform(-_ROUGHLY, _ROUGHLY, tuple(made.shape))
+            moved = made * torch.from_numpy(np.asarray(moves)).to(made.device, made.dtype)
+            made = torch.where(made.abs() <= 1, moved.clamp(-1, 1), moved)
         return torch.where(made.abs() < torch.finfo(made.dtype).tiny, 0, made)
