@@ -25,7 +25,7 @@ from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, OpGraph
 from msplit.engines.cuda.ir.interpret import walk_given
-from msplit.engines.cuda.ir.program import Program, StateMemory
+from msplit.engines.cuda.ir.program import KernelCall, Program, StateMemory
 from msplit.engines.cuda.ir.windows import to_tf32
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
@@ -134,6 +134,16 @@ class Compiled:
         with device.entered(), precision(job.precision.ieee):
             for step, key, made in walk_given(self.program, fed, job.state, given, device.place):
                 yield step.op.op, tuple(step.op.source_nodes), key, made
+
+    def one_step(self, job: Job, step: KernelCall, given: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
+        """The first result of a step on given values of its inputs, by their places; all others are constants."""
+        device = Device.of(torch.device(job.options.first))
+        with device.entered(), precision(job.precision.ieee), torch.no_grad():
+            arguments = [
+                to_torch(given[place], device.place) if place in given else self.program.constants[key]
+                for place, key in enumerate(step.inputs)
+            ]
+            return to_numpy(step.call(*arguments)[0])
 
     def profile(self, job: Job, *, seconds: float, grids: bool, progress: Progress | None = None) -> Measured:
         """Times every kind of step alone, in the job's precision; see `kernel_profile.measure`."""

@@ -1,0 +1,261 @@
+"""Holds ops that work element by element, or search and sum along axes, against TensorFlow's kernels on special values.
+
+What a model is fed reaches few of its ops as it is: behind a product nothing is NaN, and behind a sum nothing lies on a boundary. So each
+such op of the compiled graph runs by itself on small tensors that hold NaN, infinities, zeros of both signs, numbers that round, ends of
+types, and what the constants beside them are. An op that has passed is not run again in this process with the same types, attributes and
+small constants.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ml_dtypes import finfo
+from numpy.typing import NDArray
+
+from msplit.engines.base import Job
+from msplit.engines.cuda.ir.interpret import LoweringCall
+from msplit.engines.tensorflow import runtime
+from msplit.engines.tensorflow.placed import place
+from msplit.errors import EngineError
+from msplit.inputs.lookups import constant
+from msplit.opset.traits import ops_with, traits
+from msplit.verify.compare import ModelComparison, OutputComparison, compare
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.engine import Compiled
+    from msplit.engines.cuda.ir.program import KernelCall
+
+Array = NDArray[Any]
+
+_SEARCHES = ops_with("reduces")
+_ELEMENTS = ops_with("unary") | ops_with("binary") | ops_with("limit") | ops_with("select") | ops_with("operands agree")
+_DIVIDES = ops_with("integer division")
+_CHECKED = _SEARCHES | _ELEMENTS | _DIVIDES
+_STEPS, _GELU = ops_with("step", "passes values"), ops_with("gelu curve")
+_ORDERED = ops_with("ordered") | ops_with("comparison")
+
+_FLOATS = (
+    *(np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.5, -2.5, 6.0, 1e-7, -1e-7, 1e-3, -1e-3),
+    *(0.3, -0.7, 3.7, -3.7, 30.0, -30.0),
+)
+_WHOLE = (0, 1, -1, 2, -2, 3, -3, 7, -7, 100)
+"""Beside these, the ends of the type."""
+
+_ROWS = 600
+"""Values of each input of an op with three or more, drawn at random."""
+
+_SIZES = (40, 12, 6, 4)
+"""Length of the axes of what an op reduces, by how many there are."""
+
+_RELATIVE, _LEAST = {"float32": 2.0**-14, "float64": 2.0**-40}, 2.0**-110
+"""Most distance of a result, relative to it, and the least size that this is taken of: near that TensorFlow has zeros."""
+
+_PASSED: set[tuple[Any, ...]] = set()
+"""Ops that are right, with all that decides what they do: their lowering, types, attributes, constants, and the device."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """An op, and what it is run on.
+
+    Attributes:
+        name: For messages.
+        key: As `_PASSED` has it.
+        step: It runs in this one.
+        node: Flat node that the step does the work of.
+        places: Places among the inputs of the step that get values.
+        slots: Those of the flat node.
+        constants: Values of its other slots.
+        draws: Values, several times.
+    """
+
+    name: str
+    key: tuple[Any, ...]
+    step: KernelCall
+    node: int
+    places: Sequence[int]
+    slots: Sequence[int]
+    constants: Mapping[int, Array]
+    draws: Sequence[Sequence[Array]]
+
+
+def compare_special(compiled: Compiled, job: Job) -> ModelComparison:
+    """Compares what ops of certain kinds make of special values with what TensorFlow's kernels on the CPU make of them.
+
+    What TensorFlow refuses, or has no kernel for, is left out.
+    """
+    cases = {case.key: case for case in _cases(compiled, job) if case.key not in _PASSED}
+    found: list[OutputComparison] = []
+    for case, expected in _in_tensorflow(job, list(cases.values())) if cases else ():
+        outcomes = []
+        for given, right in zip(case.draws, expected, strict=True):
+            try:
+                got = compiled.one_step(job, case.step, dict(zip(case.places, given, strict=True)))
+            except EngineError:  # what is only a step in its own shapes
+                continue
+            outcomes.append(_compared(case.name, got, right))
+        failed = [one for one in outcomes if not one.passed]
+        found += failed[:1]
+        if not failed:
+            _PASSED.add(case.key)
+    return ModelComparison(tuple(found))
+
+
+def _cases(compiled: Compiled, job: Job) -> Iterator[_Case]:
+    flat, known, constants = job.flat, compiled.optimized.graph, compiled.program.constants
+    for step in compiled.program.steps:
+        call, nodes = step.call, step.op.source_nodes
+        if len(nodes) != 1 or step.outputs != 1 or step.writes or not isinstance(call, LoweringCall) or call.unknown:
+            continue
+        (node,) = nodes
+        op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
+        inputs = flat.graph.inputs(node)
+        if op not in _CHECKED and not ("DstT" in attrs and step.op.op == op):
+            continue
+        bound = call.bound if step.op.op == op else {}
+        fixed = {slot: bound.get(slot, constant(flat, node, slot)) for slot in range(len(inputs))}
+        fixed = {slot: value for slot, value in fixed.items() if value is not None and (value.size == 1 or slot in bound)}
+        slots = [slot for slot in range(len(inputs)) if slot not in fixed]
+        places = [at for at, key in enumerate(step.inputs) if key not in constants or constants[key].numel() > 1]
+        types = [known.dtypes.get(step.inputs[at]) or constants[step.inputs[at]].dtype for at in places if step.inputs[at] in known.dtypes or step.inputs[at] in constants]
+        shapes = [known.shapes.get(step.inputs[at]) for at in places]
+        if not slots or len(slots) != len(places) or len(types) != len(places) or None in shapes:
+            continue
+        dtypes = [str(one).removeprefix("torch.") for one in types]
+        ranks = [len(shape or ()) for shape in shapes]
+        numbers = [float(value.reshape(-1)[0]) for value in fixed.values() if value.size == 1 and value.dtype.kind in "fiu"]
+        draws = list(_draws(op, dtypes, ranks, numbers, str(attrs.get("DstT", ""))))
+        if not draws:
+            continue
+        rest = [constants[key] for at, key in enumerate(step.inputs) if at not in places]
+        key = (
+            *(op, step.op.op, call.lowering.function, job.options.first, tuple(dtypes), tuple(ranks)),
+            *(_text(attrs), _text(step.op.attrs), _text(fixed), _text(call.bound), str(rest)),
+        )
+        yield _Case(f"{flat.graph.names[node]} ({op})", key, step, node, places, slots, fixed, draws)
+
+
+def _text(mapping: Mapping[Any, Any]) -> str:
+    """Attributes or constants, to be compared."""
+    return str(sorted((str(name), repr(value)) for name, value in mapping.items() if not str(name).startswith("_")))
+
+
+def _draws(
+    op: str, dtypes: Sequence[str], ranks: Sequence[int], constants: Sequence[float], casts_to: str
+) -> Iterator[list[Array]]:
+    """Values for the inputs of an op, of these types and ranks."""
+    pools = [_pool(op, dtype, constants, casts_to) for dtype in dtypes]
+    if traits(op).scalars:  # the ends of a range are no NaN
+        pools[1:] = [pool[pool == pool] for pool in pools[1:]]
+    rng = np.random.default_rng(0)
+    if not all(pool.size for pool in pools) or (op in _SEARCHES and len(pools) > 1):
+        return
+    if op in _SEARCHES:
+        rank = ranks[0]
+        shape = (_SIZES[min(rank, len(_SIZES)) - 1],) * rank
+        finite = pools[0][np.isfinite(pools[0])] if dtypes[0].startswith("float") else pools[0]
+        yield [rng.choice(pools[0], shape)]
+        yield [np.where(rng.random(shape) < 0.03, rng.choice(pools[0], shape), rng.choice(finite, shape))]
+        yield [np.full(shape, pools[0][0])]
+        return
+    if len(pools) < 3:
+        columns = [np.array(column) for column in zip(*itertools.product(*pools), strict=True)]
+    else:
+        columns = [rng.choice(pool, _ROWS) for pool in pools]
+    # Whole rows are chosen by a condition of rank 1; otherwise what has fewer axes would be repeated along others.
+    most = max(ranks)
+    chooses = op in ops_with("select") and ranks[0] == 1
+    sizes = [rank if chooses else most for rank in ranks]
+    yield [
+        np.asarray(column, pool.dtype).reshape(-1, *(1,) * (max(size, 1) - 1))
+        for column, pool, size in zip(columns, pools, sizes, strict=True)
+    ]
+
+
+def _pool(op: str, dtype: str, constants: Sequence[float], casts_to: str) -> Array:
+    """Special values of a type; of types that have none here, none."""
+    if dtype == "bool":
+        return np.array([False, True])
+    if dtype.startswith(("int", "uint")):
+        if op in _STEPS:  # TensorFlow's own Round of integers gives zeros
+            return np.array([])
+        info = np.iinfo(dtype)
+        ends = [info.min, info.max, info.max - 1]
+        some = [*_WHOLE, *ends, *(int(one) + by for one in constants for by in (-1, 0, 1) if abs(one) < 2**31)]
+        if op in _DIVIDES:
+            some = [one for one in some if one not in (0, info.min)]
+        return np.array(sorted({one for one in some if info.min <= one <= info.max}), dtype)
+    if dtype not in _RELATIVE:
+        return np.array([])
+    beside = [
+        *(np.nextafter(np.asarray(one, dtype), np.asarray(by, dtype)) for one in constants for by in (-np.inf, one, np.inf))
+    ]
+    pool = np.array([*_FLOATS, *beside], dtype)
+    if op in _ORDERED:
+        pool = np.append(pool, np.array([finfo(dtype).max, finfo(dtype).min, finfo(dtype).tiny], dtype))
+    if casts_to and casts_to.startswith(("int", "uint")):
+        info = np.iinfo(casts_to)
+        pool = pool[np.isfinite(pool) & (pool > info.min) & (pool < info.max)]
+    if op in _SEARCHES and op not in _ORDERED:  # sums and products that no order rounds, nor carries out of range
+        pool = pool[~np.isfinite(pool) | ((pool * 2 == np.round(pool * 2)) & (np.abs(pool) < 2))]
+    if "elu" in op.lower():  # TensorFlow's calculate exp(x) - 1
+        pool = pool[(pool == 0) | ~(np.abs(pool) < 1e-4)]
+    if dtype == "float64" and op in _GELU:  # TensorFlow's Erf of infinity is NaN there
+        pool = pool[~np.isinf(pool)]
+    return pool
+
+
+def _in_tensorflow(job: Job, cases: Sequence[_Case]) -> Iterator[tuple[_Case, list[Array]]]:
+    """What TensorFlow's kernels make of it, one case after the other."""
+    tf = runtime.tensorflow()
+    placed = place(job.flat, np.zeros(len(job.flat), np.int32), ["/device:CPU:0"], "/device:CPU:0").graph_def
+    defined = {node.name: node for node in placed.node}
+    graph_def, graph = type(placed)(versions=placed.versions), tf.Graph()
+    names = job.flat.graph.names
+    cases = [case for case in cases if names[case.node] in defined]
+    feeds: list[list[dict[str, Array]]] = []
+    for number, case in enumerate(cases):
+        node = graph_def.node.add()
+        node.CopyFrom(defined[names[case.node]])
+        del node.input[:]
+        node.name = f"op_{number}"
+        count = len(case.slots) + len(case.constants)
+        for slot in range(count):
+            given = case.constants[slot] if slot in case.constants else case.draws[0][case.slots.index(slot)]
+            fed = graph_def.node.add(name=f"input_{number}_{slot}", op="Placeholder")
+            fed.attr["dtype"].type = tf.as_dtype(given.dtype).as_datatype_enum
+            node.input.append(fed.name)
+        fixed = {f"input_{number}_{slot}:0": value for slot, value in case.constants.items()}
+        feeds.append(
+            [
+                fixed | {f"input_{number}_{slot}:0": value for slot, value in zip(case.slots, draw, strict=True)}
+                for draw in case.draws
+            ]
+        )
+    with graph.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+    config = runtime.session_config(1, cpu_only=True, optimized=False)
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        for number, case in enumerate(cases):
+            try:
+                yield case, [session.run(f"op_{number}:0", feed) for feed in feeds[number]]
+            except (tf.errors.OpError, ValueError):
+                continue
+
+
+def _compared(name: str, got: Array, expected: Array) -> OutputComparison:
+    """Compares a result element by element, each relative to its own size."""
+    if expected.dtype.kind != "f" or got.shape != expected.shape:
+        return compare({name: got}, {name: expected}).outputs[0]
+    with np.errstate(all="ignore"):
+        size = np.where(np.isfinite(expected), np.maximum(np.abs(expected), _LEAST), 1)
+        away = np.abs(got.astype(np.float64) - expected) / size
+    right = (got == expected) | (np.isnan(got) & np.isnan(expected)) | (away <= _RELATIVE.get(expected.dtype.name, np.inf))
+    # What is right is taken as it is expected, so that the worst that is named is wrong.
+    one = compare({name: np.where(right, expected, got)}, {name: expected}, tolerance=0.0).outputs[0]
+    return one
