@@ -126,8 +126,8 @@ class Roughness:
         return _carried(compare_state(after, self.exact[1], {}, self.state) for _, after in self.rough)
 
     def settled(self, expected: Arrays, part: int) -> Arrays:
-        """What TensorFlow gives, without infinities and NaN that come of numbers below the least normal one, which it makes zero: those that
-        our engine gives too where it does so, and does not give otherwise. There it is the latter that is expected.
+        """Gives TensorFlow's values without infinities and NaN that come of numbers below the least normal one, which it makes zero: where
+        our engine gives them too if it does so, and not otherwise, the latter is expected.
 
         Args:
             part: 0 for outputs, 1 for variables.

@@ -157,8 +157,8 @@ class Steps:
     def carried(
         self, expected: Arrays, precision: Precision, *, moved: bool
     ) -> Iterator[tuple[Arrays, dict[str, float]]]:
-        """Yields what the last step should give, and tolerances, as `compare` takes them, each to be asked for where those before do not do:
-        none, what inputs or variables that are moved come to, if wanted, in TF32 what rounding comes to on these very inputs, and what
+        """Yields outputs that the last step should give, and tolerances, as `compare` takes them, each to be asked for where others do not
+        do: none, what inputs or variables that are moved come to, if wanted, in TF32 what rounding comes to on these very inputs, and what
         rough functions come to."""
         found: dict[str, float] = {}
         yield expected, found

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tf
 
 
 def saturated(tf, v1):
-    """Two layers of tanh, whose gradients are 1 - 1 or nearly so where they are saturated, and an optimizer that takes steps of one size."""
+    """Two layers of tanh, whose gradients are nearly 1 - 1 where they are saturated, and an optimizer that takes steps of one size."""
     h = v1.placeholder(tf.float32, [None, 6], "x")
     with v1.variable_scope("", use_resource=True):
         for number, factor in enumerate((1.0, 3.0)):

@@ -25,7 +25,7 @@ from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, OpGraph
 from msplit.engines.cuda.ir.interpret import walk_given
-from msplit.engines.cuda.ir.program import KernelCall, Program, StateMemory
+from msplit.engines.cuda.ir.program import REPORT, KernelCall, Program, StateMemory
 from msplit.engines.cuda.ir.windows import to_tf32
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
@@ -268,7 +268,8 @@ def prove(plan: Plan, program: Program) -> Plan:
         gpu_of_streams(program, plan)
     violations = check(plan, program.dag) or check(plan, program.conflicts())
     if violations:
-        raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
+        what = f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}"
+        raise EngineError(what, where=program.steps[violations[0].consumer].op.name, fix=REPORT)
     return plan
 
 
@@ -435,9 +436,8 @@ class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
         return func(*given, **(kwargs or {}))
 
 
-_ROUGH = frozenset("tanh sigmoid erf erfc exp expm1 log1p elu softplus tanh_backward sigmoid_backward".split())
-"""PyTorch's functions of one number of which another library may give the neighbours of what they give. Gradients are among them since
-``1 - y * y`` is nothing but the rounding of y where that is nearly 1."""
+_ROUGH = ("tanh", "sigmoid", "erf", "erfc", "exp", "expm1", "log1p", "elu", "softplus")
+"""PyTorch's functions of one number of which another library may give the neighbours of what they give."""
 
 _ROUGHLY = 2.0**-21
 """Most distance of such results, relative to each: TensorFlow's float32 `tanh` on the CPU is up to 2^-21.7 from the exact one, and 1 from
