@@ -111,9 +111,11 @@ def _cases(compiled: Compiled, job: Job) -> Iterator[_Case]:
     flat, known, constants = job.flat, compiled.optimized.graph, compiled.program.constants
     for step in compiled.program.steps:
         call, nodes = step.call, step.op.source_nodes
-        if len(nodes) != 1 or step.outputs != 1 or step.writes or not isinstance(call, LoweringCall) or call.unknown:
+        # Nodes that do the same are one step.
+        alike = {(flat.graph.ops[node], tuple(flat.graph.inputs(node))) for node in nodes}
+        if len(alike) != 1 or step.outputs != 1 or step.writes or not isinstance(call, LoweringCall) or call.unknown:
             continue
-        (node,) = nodes
+        node = nodes[0]
         op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
         inputs = flat.graph.inputs(node)
         # What a pass puts in its place may hold for nothing but what it reads in the model.

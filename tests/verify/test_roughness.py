@@ -31,13 +31,19 @@ def logs(tf, v1):
     tf.negative(tf.reduce_sum(p * tf.math.log(p), 1), name="entropy")
 
 
+def kink(tf, v1):
+    """Gradient of a Selu of numbers that are so small that TensorFlow's is 0 below 0, too: a kink of its gradient."""
+    x = v1.placeholder(tf.float32, [None, 6], "x")
+    tf.identity(tf.gradients(tf.nn.selu(x * 1e-3), x)[0], "y")
+
+
 @pytest.fixture(scope="module")
 def graphs():
-    outputs = {saturated: ["loss", "train_op"], logs: ["logs", "entropy"]}
+    outputs = {saturated: ["loss", "train_op"], logs: ["logs", "entropy"], kink: ["y"]}
     return {build: graph_of(build, outputs=names) for build, names in outputs.items()}
 
 
-@pytest.mark.parametrize("build", [saturated, logs], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", [saturated, logs, kink], ids=lambda build: build.__name__)
 def test_what_roughness_decides_is_nobodys_fault(graphs, build):
     prepared(graphs[build], "full", 4 if build is saturated else 9, capture=False).close()
 
@@ -45,8 +51,8 @@ def test_what_roughness_decides_is_nobodys_fault(graphs, build):
 MUTANTS = {
     "logs that are never infinite": (logs, "Log", lambda y, node, x: x.clamp_min(1e-38).log()),
     "logs of small numbers are": (logs, "Log", lambda y, node, x: torch.where(x < 1e-20, -torch.inf, y)),
+    "a gradient as above 0": (kink, "SeluGrad", lambda z, node, dy, y: dy * 1.0507),
     "a wrong gradient": (saturated, "TanhGrad", lambda z, node, y, dy: dy * (1 - y.abs())),
-    "a saturated gradient that is not small": (saturated, "TanhGrad", lambda z, node, y, dy: z + 1e-4 * dy),
 }
 
 

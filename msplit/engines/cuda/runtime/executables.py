@@ -439,13 +439,17 @@ class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
 _ROUGH = ("tanh", "sigmoid", "erf", "erfc", "exp", "expm1", "log1p", "elu", "softplus")
 """PyTorch's functions of one number of which another library may give the neighbours of what they give."""
 
-_ROUGHLY = 2.0**-21
-"""Most distance of such results, relative to each: TensorFlow's float32 `tanh` on the CPU is up to 2^-21.7 from the exact one, and 1 from
-7.905 on (`tanh_float` of Eigen; XLA's, and so TensorFlow's on a GPU, has the same constants)."""
+_ROUGHLY = 4.0
+"""Most distance of such results, relative to each, as a multiple of the type's epsilon: TensorFlow's float32 `tanh` on the CPU is up to
+2^-21.7 from the exact one, and 1 from 7.905 on (Eigen's; XLA's, and so TensorFlow's on a GPU, has the same constants)."""
+
+_AROUND_ZERO = {"elu": 1.0}
+"""Most distance of some by itself, as such a multiple: TensorFlow's Elu and Selu are exp(x) - 1, so 0 for small negative numbers. There
+Selu's gradient is that of positive ones, 0.6 times as large."""
 
 
 class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
-    """A block in which functions are as rough as another library's may be: results are moved by up to `_ROUGHLY`, not beyond 1, and
+    """A block in which functions are as rough as another library's may be: results are moved by up to some epsilons, not beyond 1, and
     whatever an op makes below the least normal number is zero, as TensorFlow's threads on a CPU have it.
 
     Args:
@@ -464,8 +468,9 @@ class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
         narrow = isinstance(made, torch.Tensor) and made.dtype in (torch.float32, torch.float64)
         if not narrow or any(one.alias_info for one in func._schema.returns):  # a view, or what is changed in place
             return made
-        if func.overloadpacket.__name__ in _ROUGH:
-            moves = 1 + self._generator.uniform(-_ROUGHLY, _ROUGHLY, tuple(made.shape))
-            moved = made * torch.from_numpy(np.asarray(moves)).to(made.device, made.dtype)
+        if (name := func.overloadpacket.__name__) in _ROUGH:
+            moves = torch.from_numpy(np.asarray(self._generator.uniform(-1, 1, tuple(made.shape)))).to(made.device)
+            moves = moves * torch.finfo(made.dtype).eps
+            moved = (made * (1 + _ROUGHLY * moves) + _AROUND_ZERO.get(name, 0.0) * moves).to(made.dtype)
             made = torch.where(made.abs() <= 1, moved.clamp(-1, 1), moved)
         return torch.where(made.abs() < torch.finfo(made.dtype).tiny, 0, made)
