@@ -325,7 +325,7 @@ def _verify_beside(
             how.tell(f"verifying {one.variant.label}", number / len(built))
             with phase("verifying outputs"):
                 outputs = one.step(reference.feeds)
-                comparison = _held(compared, outputs, reference.outputs, own[one], one, [reference.feeds], begun)
+                comparison = _held(compared, one, own[one], outputs, reference.outputs, reference.feeds, begun)
             one.checks.append(OutputCheck(reference.source, own[one], 1, comparison))
         if truth is not None and not how.kinds and state.keys() <= {STEPS}:  # what is drawn at random in a second step
             expected = [truth.step(reference.feeds) for _ in range(2)][1]
@@ -500,8 +500,8 @@ def _verify_special(
                     continue
                 if not attempt:
                     far = kind.name is InputKindName.LARGE or bool(state and before)
-                    held_to = taken.carried(expected, own[one], moved=far)
-                    comparison = stepping.widened(partial(_compared_with, compared, outputs, own[one], one), held_to)
+                    held_against = partial(compared, outputs)
+                    comparison = taken.compared(held_against, expected, own[one], one, moved=far)
                     found.setdefault((one, ""), []).append(comparison)
                 if state:
                     variables[one].append(taken.learned(mine, after, own[one], how.settings.tolerance, how.leave_out))
@@ -536,31 +536,23 @@ def _announced(
             steps = stepping.announced(*sets)
             outputs = stepping.run_announcing(one, [{}, {}, {}], steps)
             for (_, feeds, _), got in zip(steps, outputs, strict=True):
-                yield one, _held(compared, got, expected[id(feeds)], own[one], one, [feeds], {})
+                yield one, _held(compared, one, own[one], got, expected[id(feeds)], feeds, {})
     except (WrongShape, OutOfMemory) as problem:  # what is sent before its step takes memory of its own
         how.refuse(RANDOM, problem.what)
 
 
 def _held(
     compared: Compared,
+    one: Running,
+    precision: Precision,
     outputs: Arrays,
     expected: Arrays,
-    precision: Precision,
-    one: Running,
-    fed: Sequence[Arrays],
-    state: Arrays,
+    fed: Arrays,
+    begun: Arrays,
 ) -> ModelComparison:
-    """Compares outputs of the last of some steps with TensorFlow's; where they differ, as closely as rough functions allow."""
-    taken = replace(_steps(one, one, fed, state, {}), in_tf32=None)
-    with_them = partial(_compared_with, compared, outputs, precision, one)
-    return stepping.widened(with_them, taken.carried(expected, precision, moved=False))
-
-
-def _compared_with(
-    compared: Compared, outputs: Arrays, precision: Precision, one: Running, expected: Arrays, **carried: Any
-) -> ModelComparison:
-    """Compares outputs with what is expected, which comes last."""
-    return compared(outputs, expected, precision, one, **carried)
+    """Compares outputs of a step with TensorFlow's; where they differ, as closely as rough functions allow."""
+    taken = replace(_steps(one, one, [fed], begun, {}), in_tf32=None)
+    return taken.compared(partial(compared, outputs), expected, precision, one, moved=False)
 
 
 def _steps(
@@ -569,8 +561,8 @@ def _steps(
     """Steps that one is held to, and what rounding to TF32 does to them on our engine, if it runs them alone."""
     job = one.variant.job
     alone = isinstance(one.variant.engine, CudaEngine) and not job.options.split and job.options.shards is None
-    ways = [partial(learn, job, fed, begun) if alone else None for learn in (tf32_tolerances, roughness)]
-    return stepping.Steps(truth, fed, begun, *ways, known)
+    in_tf32, rough = (partial(tf32_tolerances, job, fed, begun), partial(roughness, job, fed, begun))
+    return stepping.Steps(truth, fed, begun, in_tf32 if alone else None, rough if alone else None, known)
 
 
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:

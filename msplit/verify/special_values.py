@@ -18,7 +18,6 @@ from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 from msplit.engines.base import Job
-from msplit.engines.cuda.ir.interpret import LoweringCall
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.placed import place
 from msplit.errors import EngineError
@@ -28,13 +27,13 @@ from msplit.verify.compare import ModelComparison, OutputComparison, compare
 from msplit.verify.op_by_op import dtype
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Compiled
-    from msplit.engines.cuda.ir.program import KernelCall
+    from msplit.engines.cuda.engine import Compiled, LoneStep
 
 Array = NDArray[Any]
 
 _SEARCHES = ops_with("reduces")
-_ELEMENTS = ops_with("unary") | ops_with("binary") | ops_with("limit") | ops_with("select") | ops_with("operands agree")
+_SELECTS = ops_with("select")
+_ELEMENTS = ops_with("unary") | ops_with("binary") | ops_with("limit") | ops_with("operands agree") | _SELECTS
 _DIVIDES = ops_with("integer division")
 _CHECKED = _SEARCHES | _ELEMENTS | _DIVIDES
 _STEPS, _GELU = ops_with("step", "passes values"), ops_with("gelu curve")
@@ -62,27 +61,25 @@ _PASSED: set[tuple[Any, ...]] = set()
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """An op, and what it is run on.
+    """A step, and what it is run on.
 
     Attributes:
-        name: For messages.
         key: As `_PASSED` has it.
-        step: It runs in this one.
         node: Flat node that the step does the work of.
-        places: Places among the inputs of the step that get values.
-        slots: Those of the flat node.
-        constants: Values of its other slots.
-        draws: Values, several times.
+        slots: Slots of the node that get values; the others have `constants`.
+        draws: Values for them, several times.
     """
 
-    name: str
     key: tuple[Any, ...]
-    step: KernelCall
+    step: LoneStep
     node: int
-    places: Sequence[int]
     slots: Sequence[int]
     constants: Mapping[int, Array]
     draws: Sequence[Sequence[Array]]
+
+    def fed(self, draw: Sequence[Array]) -> dict[int, Array]:
+        """Values of all slots of the node."""
+        return {**self.constants, **dict(zip(self.slots, draw, strict=True))}
 
 
 def compare_special(compiled: Compiled, job: Job) -> ModelComparison:
@@ -93,13 +90,13 @@ def compare_special(compiled: Compiled, job: Job) -> ModelComparison:
     cases = {case.key: case for case in _cases(compiled, job) if case.key not in _PASSED}
     found: list[OutputComparison] = []
     for case, expected in _in_tensorflow(job, list(cases.values())) if cases else ():
-        outcomes = []
-        for given, right in zip(case.draws, expected, strict=True):
-            try:
-                got = compiled.one_step(job, case.step, dict(zip(case.places, given, strict=True)))
-            except EngineError:  # what is only a step in its own shapes
-                continue
-            outcomes.append(_compared(case.name, got, right))
+        name = f"{job.flat.graph.names[case.node]} ({case.step.op})"
+        try:
+            outcomes = [
+                _compared(name, case.step.run(given), right) for given, right in zip(case.draws, expected, strict=True)
+            ]
+        except EngineError:  # what is only a step in its own shapes
+            continue
         failed = [one for one in outcomes if not one.passed]
         found += failed[:1]
         if not failed:
@@ -108,53 +105,24 @@ def compare_special(compiled: Compiled, job: Job) -> ModelComparison:
 
 
 def _cases(compiled: Compiled, job: Job) -> Iterator[_Case]:
-    flat, known, constants = job.flat, compiled.optimized.graph, compiled.program.constants
-    for step in compiled.program.steps:
-        call, nodes = step.call, step.op.source_nodes
-        # Nodes that do the same are one step.
-        alike = {(flat.graph.ops[node], tuple(flat.graph.inputs(node))) for node in nodes}
-        if len(alike) != 1 or step.outputs != 1 or step.writes or not isinstance(call, LoweringCall) or call.unknown:
+    flat = job.flat
+    for step in compiled.lone_steps(job):
+        node = step.nodes[0] if step.nodes else -1
+        op, attrs, inputs = flat.graph.ops[node], flat.graph.attrs[node], flat.graph.inputs(node)
+        # Nodes that do the same are one step. What a pass puts in their place may hold for nothing but what it reads in the model.
+        alike = {(flat.graph.ops[one], tuple(flat.graph.inputs(one))) for one in step.nodes}
+        if len(alike) != 1 or step.op != op or (op not in _CHECKED and "DstT" not in attrs):
             continue
-        node = nodes[0]
-        op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
-        inputs = flat.graph.inputs(node)
-        # What a pass puts in its place may hold for nothing but what it reads in the model.
-        if step.op.op != op or (op not in _CHECKED and "DstT" not in attrs):
-            continue
-        bound = call.bound
-        fixed = {slot: bound.get(slot, constant(flat, node, slot)) for slot in range(len(inputs))}
-        fixed = {
-            slot: value for slot, value in fixed.items() if value is not None and (value.size == 1 or slot in bound)
-        }
+        known = [(slot, step.bound.get(slot, constant(flat, node, slot))) for slot in range(len(inputs))]
+        fixed = {slot: one for slot, one in known if one is not None and (one.size == 1 or slot in step.bound)}
         slots = [slot for slot in range(len(inputs)) if slot not in fixed]
-        places = [at for at, key in enumerate(step.inputs) if key not in constants or constants[key].numel() > 1]
-        types = [
-            known.dtypes.get(step.inputs[at]) or constants[step.inputs[at]].dtype
-            for at in places
-            if step.inputs[at] in known.dtypes or step.inputs[at] in constants
-        ]
-        shapes = [known.shapes.get(step.inputs[at]) for at in places]
-        if not slots or len(slots) != len(places) or len(types) != len(places) or None in shapes:
-            continue
-        dtypes = [str(one).removeprefix("torch.") for one in types]
         wanted = [dtype(flat, key) for key in inputs]
-        if [wanted[slot] for slot in slots] != dtypes or any(
-            one.dtype.name != wanted[slot] for slot, one in fixed.items()
-        ):
+        as_they_are = all(one.dtype.name == wanted[slot] for slot, one in fixed.items())
+        if not slots or [wanted[slot] for slot in slots] != [name for name, _ in step.inputs] or not as_they_are:
             continue
-        ranks = [len(shape or ()) for shape in shapes]
-        numbers = [
-            float(value.reshape(-1)[0]) for value in fixed.values() if value.size == 1 and value.dtype.kind in "fiu"
-        ]
-        draws = list(_draws(op, dtypes, ranks, numbers, str(attrs.get("DstT", ""))))
-        if not draws:
-            continue
-        rest = [constants[key] for at, key in enumerate(step.inputs) if at not in places]
-        key = (
-            *(op, step.op.op, call.lowering.function, job.options.first, tuple(dtypes), tuple(ranks)),
-            *(_text(attrs), _text(step.op.attrs), _text(fixed), _text(call.bound), str(rest)),
-        )
-        yield _Case(f"{flat.graph.names[node]} ({op})", key, step, node, places, slots, fixed, draws)
+        numbers = [float(one.reshape(-1)[0]) for one in fixed.values() if one.size == 1 and one.dtype.kind in "fiu"]
+        if draws := list(_draws(op, step.inputs, numbers, str(attrs.get("DstT", "")))):
+            yield _Case((op, step.inputs, *step.more, _text(attrs), _text(fixed)), step, node, slots, fixed, draws)
 
 
 def _text(mapping: Mapping[Any, Any]) -> str:
@@ -163,34 +131,31 @@ def _text(mapping: Mapping[Any, Any]) -> str:
 
 
 def _draws(
-    op: str, dtypes: Sequence[str], ranks: Sequence[int], constants: Sequence[float], casts_to: str
+    op: str, inputs: Sequence[tuple[str, int]], constants: Sequence[float], casts_to: str
 ) -> Iterator[list[Array]]:
-    """Values for the inputs of an op, of these types and ranks."""
-    pools = [_pool(op, one, constants, casts_to) for one in dtypes]
+    """Values for the inputs of an op, of certain types and ranks."""
+    pools = [_pool(op, name, constants, casts_to) for name, _ in inputs]
+    ranks = [rank for _, rank in inputs]
     if traits(op).scalars:  # the ends of a range are no NaN
         pools[1:] = [pool[pool == pool] for pool in pools[1:]]
     rng = np.random.default_rng(0)
     if not all(pool.size for pool in pools) or (op in _SEARCHES and len(pools) > 1):
         return
     if op in _SEARCHES:
-        rank = ranks[0]
-        shape = (_SIZES[min(rank, len(_SIZES)) - 1],) * rank
-        finite = pools[0][np.isfinite(pools[0])] if dtypes[0].startswith("float") else pools[0]
-        yield [rng.choice(pools[0], shape)]
-        yield [np.where(rng.random(shape) < 0.03, rng.choice(pools[0], shape), rng.choice(finite, shape))]
-        yield [np.full(shape, pools[0][0])]
+        (pool,), shape = pools, (_SIZES[min(ranks[0], len(_SIZES)) - 1],) * ranks[0]
+        few = np.where(rng.random(shape) < 0.03, rng.choice(pool, shape), rng.choice(pool[np.isfinite(pool)], shape))
+        yield from ([rng.choice(pool, shape)], [few], [np.full(shape, pool[0])])
         return
-    if len(pools) < 3:
-        columns = [np.array(column) for column in zip(*itertools.product(*pools), strict=True)]
-    else:
-        columns = [rng.choice(pool, _ROWS) for pool in pools]
+    every = (
+        list(itertools.product(*pools))
+        if len(pools) < 3
+        else [[rng.choice(pool) for pool in pools] for _ in range(_ROWS)]
+    )
     # Whole rows are chosen by a condition of rank 1; otherwise what has fewer axes would be repeated along others.
-    most = max(ranks)
-    chooses = op in ops_with("select") and ranks[0] == 1
-    sizes = [rank if chooses else most for rank in ranks]
+    most = 0 if op in _SELECTS and ranks[0] == 1 else max(ranks)
     yield [
-        np.asarray(column, pool.dtype).reshape(-1, *(1,) * (max(size, 1) - 1))
-        for column, pool, size in zip(columns, pools, sizes, strict=True)
+        np.array(column, pool.dtype).reshape(-1, *(1,) * (max(rank, most, 1) - 1))
+        for column, pool, rank in zip(zip(*every, strict=True), pools, ranks, strict=True)
     ]
 
 
@@ -209,14 +174,13 @@ def _pool(op: str, of: str, constants: Sequence[float], casts_to: str) -> Array:
         return np.array(sorted({one for one in some if info.min <= one <= info.max}), of)
     if of not in ("float32", "float64"):
         return np.array([])
-    beside = [
-        *(np.nextafter(np.asarray(one, of), np.asarray(by, of)) for one in constants for by in (-np.inf, one, np.inf))
-    ]
-    pool = np.array([*_FLOATS, *beside], of)
+    own = np.repeat(np.array(constants, of), 3)
+    pool = np.append(np.array(_FLOATS, of), np.nextafter(own, np.resize(np.array([-np.inf, 0, np.inf], of), own.shape)))
+    pool = np.append(pool, own)
     pool = pool[(pool == 0) | ~(np.abs(pool) < finfo(of).tiny)]  # TensorFlow has zeros there
     if op in _ORDERED:
         pool = np.append(pool, np.array([finfo(of).max, finfo(of).min, finfo(of).tiny], of))
-    if casts_to and casts_to.startswith(("int", "uint")):
+    if casts_to.startswith(("int", "uint")):
         info = np.iinfo(casts_to)
         pool = pool[np.isfinite(pool) & (pool > info.min) & (pool < info.max)]
     if op in _SEARCHES and op not in _ORDERED:  # sums and products that no order rounds, nor carries out of range
@@ -236,32 +200,24 @@ def _in_tensorflow(job: Job, cases: Sequence[_Case]) -> Iterator[tuple[_Case, li
     graph_def, graph = type(placed)(versions=placed.versions), tf.Graph()
     names = job.flat.graph.names
     cases = [case for case in cases if names[case.node] in defined]
-    feeds: list[list[dict[str, Array]]] = []
     for number, case in enumerate(cases):
         node = graph_def.node.add()
         node.CopyFrom(defined[names[case.node]])
         del node.input[:]
         node.name = f"op_{number}"
-        count = len(case.slots) + len(case.constants)
-        for slot in range(count):
-            given = case.constants[slot] if slot in case.constants else case.draws[0][case.slots.index(slot)]
-            fed = graph_def.node.add(name=f"input_{number}_{slot}", op="Placeholder")
-            fed.attr["dtype"].type = tf.as_dtype(given.dtype).as_datatype_enum
-            node.input.append(fed.name)
-        fixed = {f"input_{number}_{slot}:0": value for slot, value in case.constants.items()}
-        feeds.append(
-            [
-                fixed | {f"input_{number}_{slot}:0": value for slot, value in zip(case.slots, draw, strict=True)}
-                for draw in case.draws
-            ]
-        )
+        for slot, value in sorted(case.fed(case.draws[0]).items()):
+            node.input.append(f"input_{number}_{slot}")
+            fed = graph_def.node.add(name=node.input[-1], op="Placeholder")
+            fed.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
     with graph.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
     config = runtime.session_config(1, cpu_only=True, optimized=False)
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         for number, case in enumerate(cases):
             try:
-                yield case, [session.run(f"op_{number}:0", feed) for feed in feeds[number]]
+                feeds = (case.fed(draw).items() for draw in case.draws)
+                named = [{f"input_{number}_{slot}:0": value for slot, value in feed} for feed in feeds]
+                yield case, [session.run(f"op_{number}:0", feed) for feed in named]
             except (tf.errors.OpError, ValueError):
                 continue
 

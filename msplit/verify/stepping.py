@@ -154,7 +154,22 @@ class Steps:
         except EngineError:  # what runs with rewriting need not do so without
             return None
 
-    def carried(
+    def compared(
+        self,
+        compared: Callable[..., ModelComparison],
+        expected: Arrays,
+        precision: Precision,
+        *held: Running,
+        moved: bool,
+    ) -> ModelComparison:
+        """Compares with the first of what may be expected, and of its tolerances, with which that passes, or else with the last."""
+        for right, carried in self._allowed(expected, precision, moved=moved):
+            found = compared(right, precision, *held, carried=carried)
+            if found.passed:
+                break
+        return found
+
+    def _allowed(
         self, expected: Arrays, precision: Precision, *, moved: bool
     ) -> Iterator[tuple[Arrays, dict[str, float]]]:
         """Yields outputs that the last step should give, and tolerances, as `compare` takes them, each to be asked for where others do not
@@ -211,17 +226,6 @@ class Steps:
         # What passes although it is half its size away was hardly compared: the user is told.
         leave_out([one.name for one in found.outputs if one.passed and one.needed >= DECIDES])
         return found
-
-
-def widened(
-    compared: Callable[..., ModelComparison], held: Iterator[tuple[Arrays, Mapping[str, float]]]
-) -> ModelComparison:
-    """Compares with the first of what may be expected, and of its tolerances, with which that passes, or else with the last."""
-    for expected, carried in held:
-        found = compared(expected, carried=carried)
-        if found.passed:
-            break
-    return found
 
 
 def _most(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

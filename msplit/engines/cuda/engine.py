@@ -20,7 +20,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.runtime.executables import Compiled
+    from msplit.engines.cuda.runtime.executables import Compiled, LoneStep
     from msplit.engines.cuda.runtime.host import StepCounter
     from msplit.engines.cuda.search import (
         CompiledVariant,
@@ -39,6 +39,7 @@ __all__ = [
     "CompiledVariant",
     "CompiledVariants",
     "CudaEngine",
+    "LoneStep",
     "Opened",
     "Packed",
     "Restored",

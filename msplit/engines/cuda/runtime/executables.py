@@ -8,8 +8,9 @@ Computes the effect of TF32 on a model exactly: only what products and convoluti
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from msplit.engines.cuda.device.device import Device, precision, telling_out_of_
 from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, OpGraph
-from msplit.engines.cuda.ir.interpret import walk_given
+from msplit.engines.cuda.ir.interpret import LoweringCall, walk_given
 from msplit.engines.cuda.ir.program import REPORT, KernelCall, Program, StateMemory
 from msplit.engines.cuda.ir.windows import to_tf32
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
@@ -60,6 +61,27 @@ class Optimized:
     graph: OpGraph
     feeds: Arrays
     host: HostPart | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LoneStep:
+    """A step that can be run on other values than the model's.
+
+    Attributes:
+        op: Its op.
+        nodes: Flat nodes that it does the work of.
+        bound: Input slot -> value, of inputs that it has bound already.
+        inputs: Type and rank of each other input that is no constant of one element.
+        more: What else decides what it does.
+        run: Gives its result on values of `inputs`.
+    """
+
+    op: str
+    nodes: tuple[int, ...]
+    bound: Mapping[int, NDArray[Any]]
+    inputs: tuple[tuple[str, int], ...]
+    more: tuple[Any, ...]
+    run: Callable[[Sequence[NDArray[Any]]], NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,15 +157,27 @@ class Compiled:
             for step, key, made in walk_given(self.program, fed, job.state, given, device.place):
                 yield step.op.op, tuple(step.op.source_nodes), key, made
 
-    def one_step(self, job: Job, step: KernelCall, given: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
-        """The first result of a step on given values of its inputs, by their places; all others are constants."""
-        device = Device.of(torch.device(job.options.first))
-        with device.entered(), precision(job.precision.ieee), torch.no_grad():
-            arguments = [
-                to_torch(given[place], device.place) if place in given else self.program.constants[key]
-                for place, key in enumerate(step.inputs)
-            ]
-            return to_numpy(step.call(*arguments)[0])
+    def lone_steps(self, job: Job) -> Iterator[LoneStep]:
+        """Steps of one result that change nothing and whose inputs have known shapes: each can be run on other values than the model's."""
+        device, known = Device.of(torch.device(job.options.first)), self.optimized.graph
+
+        def run(step: KernelCall, rest: Mapping[int, torch.Tensor], given: Sequence[NDArray[Any]]) -> NDArray[Any]:
+            values = iter(given)
+            with device.entered(), precision(job.precision.ieee), torch.no_grad():
+                places = range(len(step.inputs))
+                arguments = [rest[at] if at in rest else to_torch(next(values), device.place) for at in places]
+                return to_numpy(step.call(*arguments)[0])
+
+        for step in self.program.steps:
+            found = [self.program.constants.get(key) for key in step.inputs]
+            rest = {at: one for at, one in enumerate(found) if one is not None and one.numel() == 1}
+            keys = [key for at, key in enumerate(step.inputs) if at not in rest]
+            call, told = step.call, all(key in known.shapes and key in known.dtypes for key in keys)
+            if isinstance(call, LoweringCall) and not call.unknown and step.outputs == 1 and not step.writes and told:
+                inputs = tuple((known.dtypes[key], len(known.shapes[key])) for key in keys)
+                more = call.lowering.function, str(step.op.attrs), str(rest), job.options.first
+                one = partial(run, step, rest)
+                yield LoneStep(step.op.op, tuple(step.op.source_nodes), step.bound, inputs, more, one)
 
     def profile(self, job: Job, *, seconds: float, grids: bool, progress: Progress | None = None) -> Measured:
         """Times every kind of step alone, in the job's precision; see `kernel_profile.measure`."""
