@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,6 +34,10 @@ from msplit.verify.op_by_op import OP_BY_OP, compare_ops
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
 from msplit.verify.special_values import compare_special
 from msplit.verify.stepping import SPECIAL, Verification, kinds_for, sets_of, without_refused
+
+_MANY, _MANY_SECONDS = 40, 0.25
+"""Steps that are taken one behind the other on two sets of inputs by turns, in no period, and the most seconds for them: what is kept may
+be forgotten in every 16th step alone."""
 
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""
@@ -537,6 +542,16 @@ def _announced(
             outputs = stepping.run_announcing(one, [{}, {}, {}], steps)
             for (_, feeds, _), got in zip(steps, outputs, strict=True):
                 yield one, _held(compared, one, own[one], got, expected[id(feeds)], feeds, {})
+            until, order = time.monotonic() + _MANY_SECONDS, np.random.default_rng(0).integers(2, size=_MANY)
+            before: list[tuple[Arrays, int]] = []
+            for index in order if len(expected) > 1 else ():
+                # What a step gave is held once the next one has run: it may lie in memory that every step uses.
+                before = [*before[-1:], (one.step(sets[index]), index)]
+                for got, which in before:
+                    if not (found := compared(got, expected[id(sets[which])], own[one], one)).passed:
+                        yield one, found
+                if time.monotonic() > until:
+                    break
     except (WrongShape, OutOfMemory) as problem:  # what is sent before its step takes memory of its own
         how.refuse(RANDOM, problem.what)
 
