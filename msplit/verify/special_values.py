@@ -22,9 +22,9 @@ from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.placed import place
 from msplit.errors import EngineError
 from msplit.inputs.lookups import constant
+from msplit.opset import schema
 from msplit.opset.traits import ops_with, traits
 from msplit.verify.compare import ModelComparison, OutputComparison, compare
-from msplit.verify.op_by_op import dtype
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Compiled, LoneStep
@@ -116,7 +116,7 @@ def _cases(compiled: Compiled, job: Job) -> Iterator[_Case]:
         known = [(slot, step.bound.get(slot, constant(flat, node, slot))) for slot in range(len(inputs))]
         fixed = {slot: one for slot, one in known if one is not None and (one.size == 1 or slot in step.bound)}
         slots = [slot for slot in range(len(inputs)) if slot not in fixed]
-        wanted = [dtype(flat, key) for key in inputs]
+        wanted = [schema.output_dtype(flat.graph.ops[one], flat.graph.attrs[one], port) for one, port in inputs]
         as_they_are = all(one.dtype.name == wanted[slot] for slot, one in fixed.items())
         if not slots or [wanted[slot] for slot in slots] != [name for name, _ in step.inputs] or not as_they_are:
             continue
@@ -163,28 +163,28 @@ def _pool(op: str, of: str, constants: Sequence[float], casts_to: str) -> Array:
     """Special values of a type; of types that have none here, none."""
     if of == "bool":
         return np.array([False, True])
-    if of.startswith(("int", "uint")):
-        if op in _STEPS:  # TensorFlow's own Round of integers gives zeros
-            return np.array([])
-        info = np.iinfo(of)
-        ends = [info.min, info.max, info.max - 1]
-        some = [*_WHOLE, *ends, *(int(one) + by for one in constants for by in (-1, 0, 1) if abs(one) < 2**31)]
-        if op in _DIVIDES:
-            some = [one for one in some if one not in (0, info.min)]
-        return np.array(sorted({one for one in some if info.min <= one <= info.max}), of)
-    if of not in ("float32", "float64"):
-        return np.array([])
-    own = np.repeat(np.array(constants, of), 3)
+    if of.startswith(("int", "uint")) and op not in _STEPS:  # TensorFlow's own Round of integers gives zeros
+        return _whole(op, of, constants)
+    return _numbers(op, of, constants, casts_to) if of in ("float32", "float64") else np.array([])
+
+
+def _whole(op: str, of: str, constants: Sequence[float]) -> Array:
+    least, most = np.iinfo(of).min, np.iinfo(of).max
+    some = {*_WHOLE, least, most, most - 1, *(int(one) + by for one in constants for by in (-1, 0, 1))}
+    return np.array(sorted(one for one in some - ({0, least} if op in _DIVIDES else set()) if least <= one <= most), of)
+
+
+def _numbers(op: str, of: str, constants: Sequence[float], casts_to: str) -> Array:
+    own = np.repeat(np.array(constants, of), 3)  # what is nearest to each below and above it
     pool = np.append(np.array(_FLOATS, of), np.nextafter(own, np.resize(np.array([-np.inf, 0, np.inf], of), own.shape)))
     pool = np.append(pool, own)
     pool = pool[(pool == 0) | ~(np.abs(pool) < finfo(of).tiny)]  # TensorFlow has zeros there
     if op in _ORDERED:
         pool = np.append(pool, np.array([finfo(of).max, finfo(of).min, finfo(of).tiny], of))
-    if casts_to.startswith(("int", "uint")):
-        info = np.iinfo(casts_to)
-        pool = pool[np.isfinite(pool) & (pool > info.min) & (pool < info.max)]
-    if op in _SEARCHES and op not in _ORDERED:  # sums and products that no order rounds, nor carries out of range
+    elif op in _SEARCHES:  # sums and products that no order rounds, nor carries out of range
         pool = pool[~np.isfinite(pool) | ((pool * 2 == np.round(pool * 2)) & (np.abs(pool) < 2))]
+    if casts_to.startswith(("int", "uint")):
+        pool = pool[np.isfinite(pool) & (pool > np.iinfo(casts_to).min) & (pool < np.iinfo(casts_to).max)]
     if "elu" in op.lower():  # TensorFlow's calculate exp(x) - 1
         pool = pool[(pool == 0) | ~(np.abs(pool) < 1e-4)]
     if of == "float64" and op in _GELU:  # TensorFlow's Erf of infinity is NaN there
@@ -198,28 +198,27 @@ def _in_tensorflow(job: Job, cases: Sequence[_Case]) -> Iterator[tuple[_Case, li
     placed = place(job.flat, np.zeros(len(job.flat), np.int32), ["/device:CPU:0"], "/device:CPU:0").graph_def
     defined = {node.name: node for node in placed.node}
     graph_def, graph = type(placed)(versions=placed.versions), tf.Graph()
-    names = job.flat.graph.names
+    names, fed = job.flat.graph.names, dict[str, Any]()
     cases = [case for case in cases if names[case.node] in defined]
-    for number, case in enumerate(cases):
-        node = graph_def.node.add()
-        node.CopyFrom(defined[names[case.node]])
-        del node.input[:]
-        node.name = f"op_{number}"
-        for slot, value in sorted(case.fed(case.draws[0]).items()):
-            node.input.append(f"input_{number}_{slot}")
-            fed = graph_def.node.add(name=node.input[-1], op="Placeholder")
-            fed.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
     with graph.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
-    config = runtime.session_config(1, cpu_only=True, optimized=False)
-    with tf.compat.v1.Session(graph=graph, config=config) as session:
         for number, case in enumerate(cases):
+            node = graph_def.node.add()
+            node.CopyFrom(defined[names[case.node]])
+            del node.input[:]
+            node.name = f"op_{number}"
+            for slot, value in sorted(case.fed(case.draws[0]).items()):
+                node.input.append(f"input_{number}_{slot}")
+                fed[node.input[-1]] = tf.compat.v1.placeholder(value.dtype)
+        tf.graph_util.import_graph_def(graph_def, fed, name="")
+    with tf.compat.v1.Session(graph=graph, config=runtime.session_config(1, cpu_only=True, optimized=False)) as session:
+        for number, case in enumerate(cases):
+            feeds = (case.fed(draw).items() for draw in case.draws)
+            named = [{fed[f"input_{number}_{slot}"]: value for slot, value in feed} for feed in feeds]
             try:
-                feeds = (case.fed(draw).items() for draw in case.draws)
-                named = [{f"input_{number}_{slot}:0": value for slot, value in feed} for feed in feeds]
-                yield case, [session.run(f"op_{number}:0", feed) for feed in named]
+                expected = [session.run(f"op_{number}:0", feed) for feed in named]
             except (tf.errors.OpError, ValueError):
                 continue
+            yield case, expected
 
 
 def _compared(name: str, got: Array, expected: Array) -> OutputComparison:
