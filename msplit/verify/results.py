@@ -11,10 +11,11 @@ from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.core.arguments import number, whole
 from msplit.core.statistics import Ratio, Summary
-from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline
+from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline, is_array
 from msplit.errors import EndOfData, EngineError
 from msplit.verify.compare import ModelComparison
 
@@ -250,6 +251,7 @@ class Running:
 
     Seconds of each step are kept by build and round; `launch` is of steps without copies, `burst` how many steps a round has. `since` are
     steps since its own data began, `ends` how often they came to their end. `answers` are as `answer` has them.
+    `last` are the outputs of the last step, and their bytes then.
     """
 
     variant: Variant
@@ -266,6 +268,7 @@ class Running:
     since: int = 0
     ends: int = 0
     answers: Iterator[Arrays] | None = None
+    last: dict[str, tuple[NDArray[Any], bytes]] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -293,6 +296,7 @@ class Running:
 
         Raises:
             EndOfData: There are too few of them.
+            EngineError: What the step before gave has changed: it lies in memory that this one writes.
         """
         if self.answers is not None:
             return next(self.answers)
@@ -302,6 +306,13 @@ class Running:
             self.begin_anew(problem)
             outputs = self.running.step(feeds)
         self.since += 1
+        for name, (value, was) in self.last.items():
+            if value.tobytes() != was:
+                raise EngineError(
+                    f"internal error: {name}, an output of a step of {self.variant.label}, is another once the next step has run",
+                    fix="please report this; run the model with another engine meanwhile",
+                )
+        self.last = {name: (value, value.tobytes()) for name, value in outputs.items() if is_array(value)}
         return outputs
 
     def begin_anew(self, problem: EndOfData) -> None:
