@@ -36,8 +36,7 @@ from msplit.verify.special_values import compare_special
 from msplit.verify.stepping import SPECIAL, Verification, kinds_for, sets_of, without_refused
 
 _MANY, _MANY_SECONDS = 40, 0.25
-"""Steps that are taken one behind the other on two sets of inputs by turns, in no period, and the most seconds for them: what is kept may
-be forgotten in every 16th step alone."""
+"""Steps on two sets of inputs by turns, in no period, and the most seconds for them: every 16th alone may be stale."""
 
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""

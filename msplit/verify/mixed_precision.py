@@ -7,8 +7,8 @@ those first that do the least for the time that they save, as long as every outp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.progress import Progress, phase
-from msplit.verify.compare import CARRIED, ModelComparison, compare, compare_state
-from msplit.verify.results import MixedPrecision
+from msplit.verify.compare import compare, compare_state
+from msplit.verify.results import MixedPrecision, Roughness, carried
 
 MOST = 32
 """Evaluations. Each compiles the model without timing a kernel, and runs a step per set of inputs."""
@@ -89,56 +89,12 @@ def tf32_tolerances(job: Job, fed: Sequence[Arrays], state: Arrays) -> tuple[dic
     wide = replace(_plain(job), precision=Precision.IEEE)
     exact, after = CUDA.try_steps(wide, fed, state)
     rounded, learned = CUDA.try_steps(replace(wide, options=replace(wide.options, emulate=True)), fed, state)
-    return _carried([compare(rounded, exact)]), _carried([compare_state(learned, after, {}, state)])
+    return carried([compare(rounded, exact)]), carried([compare_state(learned, after, {}, state)])
 
 
 _ROUGH_RUNS = 8
 """Number of times that functions are rough, to learn how far that carries: it may be 1 in 2 that what they are moved by
 decides the sign of a gradient."""
-
-Ran = tuple[Arrays, Arrays]
-"""Outputs of the last of some steps, and variables after it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Roughness:
-    """Effect of functions that are as rough as TensorFlow's kernels may be, on certain steps: see `RoughFunctions`.
-
-    Each op of the graph runs by itself in our engine, in IEEE precision, with such functions and without. Where TensorFlow's `tanh` is
-    1 and the exact one nearly so, its gradient is 0 and nearly so, and Adam takes a whole step of the one and none of the other.
-
-    Attributes:
-        state: Variables before the steps.
-        exact: What the steps give with functions as they are.
-        rough: What they give with rough ones, several times.
-    """
-
-    state: Arrays
-    exact: Ran
-    rough: Sequence[Ran]
-
-    def of_outputs(self) -> dict[str, float]:
-        """Tolerance of each output: three times as far as rough functions move it."""
-        return _carried(compare(outputs, self.exact[0]) for outputs, _ in self.rough)
-
-    def of_variables(self) -> dict[str, float]:
-        """Tolerance of each variable and its change."""
-        return _carried(compare_state(after, self.exact[1], {}, self.state) for _, after in self.rough)
-
-    def settled(self, expected: Arrays, part: int) -> Arrays:
-        """Gives TensorFlow's values without infinities and NaN that come of numbers below the least normal one, which it makes zero: where
-        our engine gives them too if it does so, and not otherwise, the latter is expected.
-
-        Args:
-            part: 0 for outputs, 1 for variables.
-        """
-        found = dict(expected)
-        for name, value in expected.items():
-            ours, flushed = (np.asarray(ran[part].get(name, value)) for ran in (self.exact, self.rough[0]))
-            if value.dtype.kind == "f" and value.shape == ours.shape == flushed.shape:
-                alike = (value == flushed) | (np.isnan(value) & np.isnan(flushed))
-                found[name] = np.where(~np.isfinite(value) & alike & np.isfinite(ours), ours, value)
-        return found
 
 
 def roughness(job: Job, fed: Sequence[Arrays], state: Arrays) -> Roughness:
@@ -151,15 +107,6 @@ def roughness(job: Job, fed: Sequence[Arrays], state: Arrays) -> Roughness:
     plain = replace(plain, precision=Precision.IEEE, options=replace(plain.options, simplify=False))
     exact = CUDA.try_steps(plain, fed, state)
     return Roughness(state, exact, [CUDA.try_steps(plain, fed, state, rough=seed) for seed in range(_ROUGH_RUNS)])
-
-
-def _carried(compared: Iterable[ModelComparison]) -> dict[str, float]:
-    """The most that each output needs, three times."""
-    found: dict[str, float] = {}
-    for one in (output for comparison in compared for output in comparison.outputs):
-        if math.isfinite(one.needed):
-            found[one.name] = max(found.get(one.name, 0.0), CARRIED * one.needed)
-    return found
 
 
 def _plain(job: Job) -> Job:

@@ -21,6 +21,7 @@ from msplit.engines.base import Job
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.placed import place
 from msplit.errors import EngineError
+from msplit.flatten.flat import FlatGraph
 from msplit.inputs.lookups import constant
 from msplit.opset import schema
 from msplit.opset.traits import ops_with, traits
@@ -107,12 +108,9 @@ def compare_special(compiled: Compiled, job: Job) -> ModelComparison:
 def _cases(compiled: Compiled, job: Job) -> Iterator[_Case]:
     flat = job.flat
     for step in compiled.lone_steps(job):
-        node = step.nodes[0] if step.nodes else -1
-        op, attrs, inputs = flat.graph.ops[node], flat.graph.attrs[node], flat.graph.inputs(node)
-        # Nodes that do the same are one step. What a pass puts in their place may hold for nothing but what it reads in the model.
-        alike = {(flat.graph.ops[one], tuple(flat.graph.inputs(one))) for one in step.nodes}
-        if len(alike) != 1 or step.op != op or (op not in _CHECKED and "DstT" not in attrs):
+        if (node := _node_of(flat, step)) is None:
             continue
+        attrs, inputs = flat.graph.attrs[node], flat.graph.inputs(node)
         known = [(slot, step.bound.get(slot, constant(flat, node, slot))) for slot in range(len(inputs))]
         fixed = {slot: one for slot, one in known if one is not None and (one.size == 1 or slot in step.bound)}
         slots = [slot for slot in range(len(inputs)) if slot not in fixed]
@@ -121,8 +119,18 @@ def _cases(compiled: Compiled, job: Job) -> Iterator[_Case]:
         if not slots or [wanted[slot] for slot in slots] != [name for name, _ in step.inputs] or not as_they_are:
             continue
         numbers = [float(one.reshape(-1)[0]) for one in fixed.values() if one.size == 1 and one.dtype.kind in "fiu"]
-        if draws := list(_draws(op, step.inputs, numbers, str(attrs.get("DstT", "")))):
-            yield _Case((op, step.inputs, *step.more, _text(attrs), _text(fixed)), step, node, slots, fixed, draws)
+        if draws := list(_draws(step.op, step.inputs, numbers, str(attrs.get("DstT", "")))):
+            key = (step.op, step.inputs, *step.more, _text(attrs), _text(fixed))
+            yield _Case(key, step, node, slots, fixed, draws)
+
+
+def _node_of(flat: FlatGraph, step: LoneStep) -> int | None:
+    """The flat node that a step does the work of, or several that do the same; None where it does more, or another op, which a pass may
+    have put there since it holds for what the model has it read."""
+    alike = {(flat.graph.ops[one], tuple(flat.graph.inputs(one))) for one in step.nodes}
+    if len(alike) != 1 or flat.graph.ops[step.nodes[0]] != step.op:
+        return None
+    return step.nodes[0] if step.op in _CHECKED or "DstT" in flat.graph.attrs[step.nodes[0]] else None
 
 
 def _text(mapping: Mapping[Any, Any]) -> str:

@@ -32,8 +32,7 @@ from msplit.verify.compare import (
     state_tolerances,
     undetermined,
 )
-from msplit.verify.mixed_precision import Roughness
-from msplit.verify.results import Running, Settings, Variant
+from msplit.verify.results import Roughness, Running, Settings, Variant
 
 Announcing = tuple[int, Arrays, tuple[int, Arrays] | None]
 """A step that may say what the next one will be fed: which of some mappings it is given, filled with what, and the same of the next."""
