@@ -9,7 +9,7 @@ small constants.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +118,7 @@ def _cases(compiled: Compiled, job: Job) -> Iterator[_Case]:
         as_they_are = all(one.dtype.name == wanted[slot] for slot, one in fixed.items())
         if not slots or [wanted[slot] for slot in slots] != [name for name, _ in step.inputs] or not as_they_are:
             continue
-        numbers = [float(one.reshape(-1)[0]) for one in fixed.values() if one.size == 1 and one.dtype.kind in "fiu"]
-        if draws := list(_draws(step.op, step.inputs, numbers, str(attrs.get("DstT", "")))):
+        if draws := list(_draws(step.op, step.inputs, fixed.values(), str(attrs.get("DstT", "")))):
             key = (step.op, step.inputs, *step.more, _text(attrs), _text(fixed))
             yield _Case(key, step, node, slots, fixed, draws)
 
@@ -139,10 +138,11 @@ def _text(mapping: Mapping[Any, Any]) -> str:
 
 
 def _draws(
-    op: str, inputs: Sequence[tuple[str, int]], constants: Sequence[float], casts_to: str
+    op: str, inputs: Sequence[tuple[str, int]], constants: Iterable[Array], casts_to: str
 ) -> Iterator[list[Array]]:
     """Values for the inputs of an op, of certain types and ranks."""
-    pools = [_pool(op, name, constants, casts_to) for name, _ in inputs]
+    numbers = [float(one.reshape(-1)[0]) for one in constants if one.size == 1 and one.dtype.kind in "fiu"]
+    pools = [_pool(op, name, numbers, casts_to) for name, _ in inputs]
     ranks = [rank for _, rank in inputs]
     if traits(op).scalars:  # the ends of a range are no NaN
         pools[1:] = [pool[pool == pool] for pool in pools[1:]]

@@ -23,7 +23,7 @@ from msplit.cost.costs import Costs
 from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Job, Timeline, is_array, refuse_fed
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
 from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
-from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
+from msplit.engines.cuda.ir.dtypes import dtype_name, own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, OpGraph
 from msplit.engines.cuda.ir.interpret import LoweringCall, walk_given
 from msplit.engines.cuda.ir.program import REPORT, KernelCall, Program, StateMemory
@@ -171,10 +171,16 @@ class Compiled:
         for step in self.program.steps:
             found = [self.program.constants.get(key) for key in step.inputs]
             rest = {at: one for at, one in enumerate(found) if one is not None and one.numel() == 1}
-            keys = [key for at, key in enumerate(step.inputs) if at not in rest]
-            call, told = step.call, all(key in known.shapes and key in known.dtypes for key in keys)
+            keys = [(key, found[at]) for at, key in enumerate(step.inputs) if at not in rest]
+            call, told = (
+                step.call,
+                all(one is not None or (key in known.shapes and key in known.dtypes) for key, one in keys),
+            )
             if isinstance(call, LoweringCall) and not call.unknown and step.outputs == 1 and not step.writes and told:
-                inputs = tuple((known.dtypes[key], len(known.shapes[key])) for key in keys)
+                inputs = tuple(
+                    (known.dtypes[key], len(known.shapes[key])) if one is None else (dtype_name(one.dtype), one.dim())
+                    for key, one in keys
+                )
                 more = call.lowering.function, str(step.op.attrs), str(rest), job.options.first
                 one = partial(run, step, rest)
                 yield LoneStep(step.op.op, tuple(step.op.source_nodes), step.bound, inputs, more, one)
@@ -505,6 +511,6 @@ class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
         if (name := func.overloadpacket.__name__) in _ROUGH:
             moves = torch.from_numpy(np.asarray(self._generator.uniform(-1, 1, tuple(made.shape)))).to(made.device)
             moves = moves * torch.finfo(made.dtype).eps
-            moved = (made * (1 + _ROUGHLY * moves) + _AROUND_ZERO.get(name, 0.0) * moves).to(made.dtype)
+            moved = (made * (1 + _ROUGHLY * moves) + _AROUND_ZERO.get(name, 0.0) * moves * (made != 0)).to(made.dtype)
             made = torch.where(made.abs() <= 1, moved.clamp(-1, 1), moved)
         return torch.where(made.abs() < torch.finfo(made.dtype).tiny, 0, made)
