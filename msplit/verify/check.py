@@ -295,15 +295,13 @@ def _verify_ops(built: Sequence[Running], how: Verification, own: Mapping[Runnin
         compiled = one.variant.engine.compile(job)
         if any(compiled is other for other in seen):
             continue
-        found = compare_special(compiled, job)
-        if not found.passed:
-            one.checks.append(OutputCheck(f"{OP_BY_OP}, on special values", own[one], 1, found))
+        found = {"special values": compare_special(compiled, job)}
         with TensorFlowValues(job) as tensorflow:
-            for kind in kinds:
-                if how.runs_on(kind):
-                    found = compare_ops(compiled, job, how.made(how.settings.seed + 1, kind), tensorflow)
-                    if not found.passed:
-                        one.checks.append(OutputCheck(f"{OP_BY_OP}, on {kind.name} inputs", own[one], 1, found))
+            for kind in filter(how.runs_on, kinds):
+                inputs = how.made(how.settings.seed + 1, kind)
+                found[f"{kind.name} inputs"] = compare_ops(compiled, job, inputs, tensorflow)
+        refused = {f"{OP_BY_OP}, on {name}": result for name, result in found.items() if not result.passed}
+        one.checks += [OutputCheck(name, own[one], 1, result) for name, result in refused.items()]
         seen.append(compiled)
 
 
