@@ -99,8 +99,8 @@ def declared(name: str, value: Any, kind: str) -> None:
         MsplitError: It is none.
     """
     kind, *others = kind.split(" | ")
-    if value is None and str(None) in others:
-        return
+    if (value is None and str(None) in others) or set(others) - {str(None)}:
+        return  # of several kinds, what takes the value looks at it
     if kind.startswith("Sequence["):
         listed(name, value)
     elif kind.startswith("Mapping[") and not isinstance(value, Mapping):

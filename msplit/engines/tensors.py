@@ -69,12 +69,13 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     return np.from_dlpack(value)
 
 
-def as_tensors(arrays: Arrays) -> dict[str, Any]:
-    """Copies arrays to PyTorch tensors on the host, strings left as they are: a step takes them without writing to its `buffers`."""
+def as_tensors(arrays: Arrays, device: str) -> dict[str, Any]:
+    """Copies arrays to PyTorch tensors on a device, strings left as they are: what lies there a step takes without writing to `buffers`."""
     if "torch" not in sys.modules:
         return dict(arrays)
     return {
-        name: value if value.dtype.kind in "OSU" else tensor(name, np.array(value)) for name, value in arrays.items()
+        name: value if value.dtype.kind in "OSU" else tensor(name, np.array(value)).to(device)
+        for name, value in arrays.items()
     }
 
 

@@ -104,8 +104,9 @@ def prepare_for(
             better = make_ready(flat, replace(request, effort=FULL))
         finally:
             CUDA.forget(flat)
+        place = f"{request.device}:{request.devices[0]}" if request.devices else request.device
         return better.runner, Inputs(
-            better.setup.fresh, request.settings, Precision(request.precision), computed_in(flat)
+            better.setup.fresh, request.settings, Precision(request.precision), computed_in(flat), place
         )
 
     start_improving(runner, in_full)

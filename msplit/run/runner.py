@@ -86,8 +86,8 @@ class Runner(DisplayMixin):
         why: Why this engine.
         inputs: Type and shape of every input by name. Each step takes all of them.
         buffers: An array for every input by name, to be filled in place: what a step is given from here is not copied on the host once
-            more, where the engine can spare it. They may be filled again when the step has returned. They stay what they are; what takes
-            over later copies them like any others.
+            more, where the engine can spare it. They may be filled again when the step has returned. Steps that are given other arrays, or
+            tensors of the host, write those here. They stay what they are; what takes over later copies them like any others.
         outputs: Names of the outputs that each step gives.
         checks: What its outputs were held against.
         notes: What was done to the assignment, and what was not verified.

@@ -48,12 +48,14 @@ class Inputs:
     Attributes:
         precision: What float32 is computed in.
         computed: Output -> the type it was computed in; see `compare.compare`.
+        device: Where steps run, as PyTorch names it.
     """
 
     fresh: Callable[[int], Arrays]
     settings: Settings
     precision: Precision
     computed: Mapping[str, str]
+    device: str
 
 
 class GivenUp(BaseException):
@@ -200,7 +202,7 @@ def _compared(
     for number in range(settings.verify_inputs):
         look()
         feeds = inputs.fresh(settings.seed + 1 + number)
-        elsewhere = as_tensors(feeds)  # the caller may be filling the buffers
+        elsewhere = as_tensors(feeds, inputs.device)  # the caller may be filling the buffers
         with turn:
             state = fast.executable.save_state()
             expected = fast.executable.step(elsewhere)

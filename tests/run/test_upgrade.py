@@ -21,6 +21,7 @@ import pytest
 import msplit
 from msplit.core.arguments import Precision
 from msplit.engines.base import Executable
+from msplit.engines.tensors import as_tensors
 from msplit.errors import EngineError, MsplitError
 from msplit.progress import phase
 from msplit.run import prepare as execution
@@ -66,7 +67,7 @@ class Adds(Executable):
 
 
 X = {"x": np.zeros(3)}
-INPUTS = Inputs(lambda seed: {"x": np.arange(3.0) + seed}, Settings(verify_inputs=3), Precision.IEEE, {})
+INPUTS = Inputs(lambda seed: {"x": np.arange(3.0) + seed}, Settings(verify_inputs=3), Precision.IEEE, {}, "cpu")
 
 
 def ready(label, executable):
@@ -194,6 +195,14 @@ def test_an_error_holds_nothing_that_was_made():
     assert [one() for one in held] == [None, None]
     runner.close()
     other.close()
+
+
+def test_what_is_compared_is_given_where_steps_run():
+    """Tensors of the host would be copied into the buffers, which the caller may just have filled: steps gave others' outputs."""
+    pytest.importorskip("torch")
+    found = as_tensors({"x": np.ones(3), "word": np.array(["a"])}, "meta")
+    assert found["x"].is_meta
+    assert isinstance(found["word"], np.ndarray)
 
 
 def test_who_fills_the_buffers_is_not_disturbed_by_what_is_compared():

@@ -359,13 +359,17 @@ def arrays_on_host(feeds: Feeds) -> Feeds | None:
     found: dict[str, Any] = {}
     for name, value in feeds.items():
         if isinstance(value, torch.Tensor):
-            elsewhere = value.device.type != "cpu" or value.layout != torch.strided
-            if elsewhere or (value.nbytes > _SMALL_BYTES and value.is_pinned()):
+            if not value.is_cpu or value.layout != torch.strided:
+                return None
+            if value.nbytes >= _AHEAD_BYTES and value.is_pinned():
                 return None
             try:
-                value = to_numpy(value)
-            except Unsupported:
-                return None
+                value = value.numpy()  # takes a fifth of the time of `to_numpy`
+            except (TypeError, RuntimeError):  # bfloat16 and its like, what needs a gradient, views that are conjugated
+                try:
+                    value = to_numpy(value)
+                except Unsupported:
+                    return None
         found[name] = value
     return found
 
