@@ -14,14 +14,15 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("msplit/engines/cuda/runtime/copy_threads.c")
+LIBRARY = ".native"  # what ends in .so, Python takes for a module of its own
 
 
 def compiled(root: Path) -> Path | None:
     """The library that is made beside its source; None where there is no compiler, or no Linux."""
-    library = (root / SOURCE).with_suffix(".so")
+    library = (root / SOURCE).with_suffix(LIBRARY)
     if not sys.platform.startswith("linux"):
         return None
-    made = library.with_suffix(f".{os.getpid()}.so")  # another process may have the old one open
+    made = library.with_suffix(f".{os.getpid()}.native")  # another process may have the old one open
     command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-pthread", str(root / SOURCE), "-o", str(made)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
@@ -43,7 +44,7 @@ class CopyThreads(BuildHookInterface[Any]):
         library = compiled(Path(self.root))
         if library is None:
             return
-        build_data["artifacts"].append(str(SOURCE.with_suffix(".so")))
+        build_data["artifacts"].append(str(SOURCE.with_suffix(LIBRARY)))
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 

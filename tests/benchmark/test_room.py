@@ -32,29 +32,29 @@ class Small(Fake):
         return self.built[-1]
 
 
-class OneBuffer(Small):
-    """One whose outputs of a step are gone with the next, and when it is closed."""
+class OwnMemory(Small):
+    """One whose outputs are gone when it is closed."""
 
     def build(self, job):
         made = super().build(job)
-        step, close, buffer = made.step, made.close, {}
+        step, close, given = made.step, made.close, []
 
-        def into_buffer(feeds):
-            for name, value in step(feeds).items():
-                buffer.setdefault(name, np.empty_like(value))[...] = value
-            return buffer
+        def lent(feeds):
+            given.append({name: np.array(value) for name, value in step(feeds).items()})
+            return given[-1]
 
         def lost():
-            for value in buffer.values():
-                value[...] = np.nan
+            for outputs in given:
+                for value in outputs.values():
+                    value[...] = np.nan
             close()
 
-        made.step, made.close = into_buffer, lost
+        made.step, made.close = lent, lost
         return made
 
 
 def test_what_is_verified_one_by_one_keeps_no_memory_of_the_device():
-    engine = OneBuffer(4)
+    engine = OwnMemory(4)
     variants = [variant("plain", Fake("plain", where="GPU")), *(variant(f"{n}", engine, n) for n in (1, 2, 3, 4))]
     assert not bench(variants, fresh=fresh, settings=replace(QUICK, verify_inputs=3)).failed
 

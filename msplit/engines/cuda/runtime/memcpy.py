@@ -50,7 +50,7 @@ Tell = Callable[[int, int], object]
 def native_threads() -> Callable[[int, int, int, int], None] | None:
     """The function of `copy_threads.c`: to, from, bytes, helpers. It lets go of the interpreter's lock. None where it was not compiled."""
     try:
-        copy = ctypes.CDLL(str(Path(__file__).with_name("copy_threads.so"))).copy_threads
+        copy = ctypes.CDLL(str(Path(__file__).with_name("copy_threads.native"))).copy_threads
     except OSError:
         return None
     copy.argtypes, copy.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), None

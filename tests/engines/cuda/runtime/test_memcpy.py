@@ -27,7 +27,7 @@ def threads(request, monkeypatch):
     if request.param == "python":
         monkeypatch.setattr(memcpy, "native_threads", lambda: None)
     elif memcpy.native_threads() is None:
-        pytest.skip("no C compiler has made copy_threads.so: python hatch_build.py says why")
+        pytest.skip("no C compiler has made copy_threads.native: python hatch_build.py says why")
     return request.param
 
 
