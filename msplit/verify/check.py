@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.arguments import Precision
-from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays
+from msplit.engines.base import STEPS, Arrays
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.tensorflow.engine import REFERENCE
@@ -31,13 +31,14 @@ from msplit.verify.compare import (
 )
 from msplit.verify.mixed_precision import emulated_errors, roughness, tf32_tolerances
 from msplit.verify.op_by_op import OP_BY_OP, TensorFlowValues, compare_ops
-from msplit.verify.results import OutputCheck, Running, Settings, Variant
+from msplit.verify.results import OutputCheck, Running, Variant
 from msplit.verify.special_values import compare_special
 from msplit.verify.stepping import SPECIAL, Verification, kinds_for, sets_of, without_refused
 
 _MANY, _MANY_SECONDS = 40, 0.25
 """Steps on two sets of inputs by turns, in no period, and the most seconds for them: every 16th alone may be stale."""
 
+LEARNED = "variables of "
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""
 
@@ -138,7 +139,7 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> bool:
         if hurried and not fitted:
             return True
         if not fitted:
-            again = [how.fresh(seed) for seed in _seeds(how.settings)]
+            again = [how.fresh(seed) for seed in stepping.seeds_of(how.settings)]
             first = [] if how.reference is None else [how.reference.feeds]
             for one in strict:
                 one.close()
@@ -210,11 +211,6 @@ def _built_in_turn(strict: Sequence[Running], how: Verification) -> Iterator[Run
             yield one
 
 
-def _seeds(settings: Settings) -> range:
-    """Seeds of the inputs that variants are held against each other on."""
-    return range(settings.seed + 1, settings.seed + 1 + settings.verify_inputs)
-
-
 def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Mapping[str, float]]:
     """Distance by which rounding alone moves the outputs of variants in TF32 or half precision on one GPU: what float32 gives with what
     they read and give rounded as they do, beside IEEE float32.
@@ -224,7 +220,10 @@ def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Ma
     """
     found: dict[Variant, Mapping[str, float]] = {}
     known: dict[tuple[Precision, frozenset[int]], Mapping[str, float]] = {}
-    inputs = [*([] if how.reference is None else [how.reference.feeds]), *map(how.fresh, _seeds(how.settings))]
+    inputs = [
+        *([] if how.reference is None else [how.reference.feeds]),
+        *map(how.fresh, stepping.seeds_of(how.settings)),
+    ]
     for one in running if inputs and how.settings.tolerance is None else ():
         job = one.variant.job
         ours = isinstance(one.variant.engine, CudaEngine) and not one.skipped and one.passed
@@ -256,7 +255,7 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     settings, reference = how.settings, how.reference
     state = built[0].save_state()
     if state:
-        state = _with_scale(built, state, how)
+        state = stepping.with_scale(built, state, how)
     computed = computed_in(built[0].variant.job.flat) if how.computed is None else how.computed
     own = {one: _precision(one.variant) for one in built}
 
@@ -382,7 +381,7 @@ def _in_lock_step(
     for number in range(how.settings.verify_inputs if pairs else 0):
         how.tell("verifying", number / how.settings.verify_inputs)
         with phase("verifying outputs"):
-            feeds = how.fresh(_seeds(how.settings)[number])
+            feeds = how.fresh(stepping.seeds_of(how.settings)[number])
             outputs = {one: one.step(feeds) for one in built}
             for pair in pairs:
                 one, partner, precision = pair
@@ -401,27 +400,6 @@ def _in_lock_step(
             carried = output_tolerances(state, expected, again, precision=precision)
         note(pair, compared(got, expected, precision, one, partner, carried=carried))
     return outcomes
-
-
-def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> Arrays:
-    """The state with a loss scale with which no gradient overflows in the steps that verify, and half as much to be sure; the state itself
-    where no loss is scaled. A step that is left out is right, and gives other variables than that of another precision."""
-    for one in built:
-        if LOSS_SCALE in one.running.save_state():
-            inputs = [] if how.reference is None else [how.reference.feeds]
-            inputs += [
-                how.made(seed, kind) for kind in kinds_for(how, half=True) or [RANDOM] for seed in _seeds(how.settings)
-            ]
-            scale = FIRST_SCALE[LOSS_SCALE]
-            while scale > 1:
-                one.running.load_state({**state, **FIRST_SCALE, LOSS_SCALE: scale})
-                for feeds in inputs:
-                    one.step(feeds)
-                if one.running.save_state()[LOSS_SCALE] == scale:
-                    break
-                scale = np.array(scale / 2, scale.dtype)
-            return {**state, **FIRST_SCALE, LOSS_SCALE: np.array(scale / 2, scale.dtype)}
-    return state
 
 
 def _truth(built: Sequence[Running], how: Verification, state: Arrays) -> Running | None:
@@ -501,17 +479,21 @@ def _verify_special(
                 except WrongShape as problem:  # the host made something longer, or shorter, of them
                     how.refuse(kind, problem.what)
                     continue
+                refused = not all(each.passed for what in ("", LEARNED) for each in found.get((one, what), ()))
                 if not attempt:
                     far = kind.name is InputKindName.LARGE or bool(state and before)
                     held_against = partial(compared, outputs)
-                    comparison = taken.compared(held_against, expected, own[one], one, moved=far)
+                    comparison = taken.compared(held_against, expected, own[one], one, moved=far, refused=refused)
                     found.setdefault((one, ""), []).append(comparison)
                 if state:
-                    variables[one].append(taken.learned(mine, after, own[one], how.settings.tolerance, how.leave_out))
+                    tolerance = how.settings.tolerance
+                    learned = taken.learned(mine, after, own[one], tolerance, how.leave_out, refused=refused)
+                    variables[one].append(learned)
         for one, tried in variables.items():
             if tried:
-                found.setdefault((one, "variables of "), []).append(best_of(tried))
-    for one, comparison in _announced(ours if alone else [], truth, how, own, compared):
+                found.setdefault((one, LEARNED), []).append(best_of(tried))
+    right = [one for one in ours if all(each.passed for each in found.get((one, ""), ()))]
+    for one, comparison in _announced(right if alone else [], truth, how, own, compared):
         found.setdefault((one, ""), []).append(comparison)
     _note(found, truth, own)
 
@@ -538,8 +520,11 @@ def _announced(
         for one in ours:
             steps, mine = stepping.announced(*sets), dict[int, Arrays]()
             outputs = stepping.run_announcing(one, [{}, {}, {}], steps)
+            refused = False
             for (_, feeds, _), got in zip(steps, outputs, strict=True):
-                yield one, _held(compared, one, own[one], got, expected[id(feeds)], feeds, {})
+                comparison = _held(compared, one, own[one], got, expected[id(feeds)], feeds, {}, refused=refused)
+                refused = refused or not comparison.passed
+                yield one, comparison
                 mine[id(feeds)] = got
             until, order = time.monotonic() + _MANY_SECONDS, np.random.default_rng(0).integers(2, size=_MANY)
             before: list[tuple[Arrays, int]] = []
@@ -562,10 +547,12 @@ def _held(
     expected: Arrays,
     fed: Arrays,
     begun: Arrays,
+    *,
+    refused: bool = False,
 ) -> ModelComparison:
     """Compares outputs of a step with TensorFlow's; where they differ, as closely as rough functions allow."""
     taken = replace(_steps(one, one, [fed], begun, {}), in_tf32=None)
-    return taken.compared(partial(compared, outputs), expected, precision, one, moved=False)
+    return taken.compared(partial(compared, outputs), expected, precision, one, moved=False, refused=refused)
 
 
 def _steps(
@@ -583,7 +570,7 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
     did in one is what the next learns from."""
     found: dict[int, list[ModelComparison]] = {}
     known: dict[Running, dict[Precision, dict[str, float]]] = {}
-    for feeds in map(how.fresh, _seeds(how.settings)):
+    for feeds in map(how.fresh, stepping.seeds_of(how.settings)):
         held = list(dict.fromkeys(each for pair in pairs for each in pair[:2]))
         begun = stepping.begin(held, state)
         made = {each: stepping.variables_after(each, [feeds], begun) for each in held}

@@ -87,8 +87,9 @@ def tf32_tolerances(job: Job, fed: Sequence[Arrays], state: Arrays) -> tuple[dic
     nothing else, moves them on these inputs. That is what our engine makes of them in IEEE float32 where products read rounded numbers,
     held against the same where they do not."""
     wide = replace(_plain(job), precision=Precision.IEEE)
-    exact, after = CUDA.try_steps(wide, fed, state)
-    rounded, learned = CUDA.try_steps(replace(wide, options=replace(wide.options, emulate=True)), fed, state)
+    ((exact, after),) = CUDA.try_steps(wide, fed, state, None)
+    emulated = replace(wide, options=replace(wide.options, emulate=True))
+    ((rounded, learned),) = CUDA.try_steps(emulated, fed, state, None)
     return carried([compare(rounded, exact)]), carried([compare_state(learned, after, {}, state)])
 
 
@@ -105,8 +106,8 @@ def roughness(job: Job, fed: Sequence[Arrays], state: Arrays) -> Roughness:
     """
     plain = _plain(job)
     plain = replace(plain, precision=Precision.IEEE, options=replace(plain.options, simplify=False))
-    exact = CUDA.try_steps(plain, fed, state)
-    return Roughness(state, exact, [CUDA.try_steps(plain, fed, state, rough=seed) for seed in range(_ROUGH_RUNS)])
+    exact, *rough = CUDA.try_steps(plain, fed, state, None, *range(_ROUGH_RUNS))
+    return Roughness(state, exact, rough)
 
 
 def _plain(job: Job) -> Job:

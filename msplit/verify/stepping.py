@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.arguments import Precision
-from msplit.engines.base import STEPS, Arrays, is_array
+from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, is_array
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.tensors import as_array
 from msplit.errors import EngineError
@@ -159,16 +159,21 @@ class Steps:
         precision: Precision,
         *held: Running,
         moved: bool,
+        refused: bool = False,
     ) -> ModelComparison:
-        """Compares with the first of what may be expected, and of its tolerances, with which that passes, or else with the last."""
-        for right, carried in self._allowed(expected, precision, moved=moved):
+        """Compares with the first of what may be expected, and of its tolerances, with which that passes, or else with the last.
+
+        Args:
+            refused: True of a variant that is refused already: what rough functions come to, which takes long, would not save it.
+        """
+        for right, carried in self._allowed(expected, precision, moved=moved, refused=refused):
             found = compared(right, precision, *held, carried=carried)
             if found.passed:
                 break
         return found
 
     def _allowed(
-        self, expected: Arrays, precision: Precision, *, moved: bool
+        self, expected: Arrays, precision: Precision, *, moved: bool, refused: bool
     ) -> Iterator[tuple[Arrays, dict[str, float]]]:
         """Yields outputs that the last step should give, and tolerances, as `compare` takes them, each to be asked for where others do not
         do: none, what inputs or variables that are moved come to, if wanted, in TF32 what rounding comes to on these very inputs, and what
@@ -184,7 +189,7 @@ class Steps:
         if precision is Precision.TF32:
             found = _most(found, self._in_tf32[0])
             yield expected, found
-        if (rough := self._roughness) is not None:
+        if not refused and (rough := self._roughness) is not None:
             yield rough.settled(expected, 0), _most(found, rough.of_outputs())
 
     def learned(
@@ -194,11 +199,14 @@ class Steps:
         precision: Precision,
         tolerance: float | None,
         leave_out: Callable[[Sequence[str]], None],
+        *,
+        refused: bool = False,
     ) -> ModelComparison:
         """Compares variables after the steps with what they should be.
 
         Args:
             tolerance: In place of the type's own.
+            refused: See `compared`.
             leave_out: Is told the names of variables that rounding decides: those that pass although they are half their size away.
         """
         state, known = self.state, self.known
@@ -214,7 +222,7 @@ class Steps:
         if not found.passed and precision is Precision.TF32:
             known[precision] = _most(known[precision], self._in_tf32[1])
             found = compare_state(mine, after, known[precision], state)
-        if not found.passed and (rough := self._roughness) is not None:
+        if not (found.passed or refused) and (rough := self._roughness) is not None:
             after, known = rough.settled(after, 1), {precision: _most(known[precision], rough.of_variables())}
             found = compare_state(mine, after, known[precision], state)
         if names := [one.name for one in found.outputs if not one.passed and one.needed < ANY_FINITE and not one.exact]:
@@ -366,3 +374,31 @@ def without_refused(
             refused += names
     refused += [name for names in waiting for name in names]
     return None if found is None else (kept, refused, found)
+
+
+def seeds_of(settings: Settings) -> range:
+    """Seeds of the inputs that variants are held against each other on."""
+    return range(settings.seed + 1, settings.seed + 1 + settings.verify_inputs)
+
+
+def with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> Arrays:
+    """Gives the state with a loss scale with which no gradient overflows in the steps that verify, and half as much to be sure; the state
+    itself where no loss is scaled. A step that is left out is right, and gives other variables than that of another precision."""
+    for one in built:
+        if LOSS_SCALE in one.running.save_state():
+            inputs = [] if how.reference is None else [how.reference.feeds]
+            inputs += [
+                how.made(seed, kind)
+                for kind in kinds_for(how, half=True) or [RANDOM]
+                for seed in seeds_of(how.settings)
+            ]
+            scale = FIRST_SCALE[LOSS_SCALE]
+            while scale > 1:
+                one.running.load_state({**state, **FIRST_SCALE, LOSS_SCALE: scale})
+                for feeds in inputs:
+                    one.step(feeds)
+                if one.running.save_state()[LOSS_SCALE] == scale:
+                    break
+                scale = np.array(scale / 2, scale.dtype)
+            return {**state, **FIRST_SCALE, LOSS_SCALE: np.array(scale / 2, scale.dtype)}
+    return state

@@ -84,6 +84,10 @@ class Background:
         return aside()
 
 
+Apart = tuple[Executable, Callable[[], AbstractContextManager[object]]]
+"""An executable, and the block in which its steps run."""
+
+
 class CudaEngine(Engine):
     """Builds executables from our own kernels, captured as CUDA graphs. It keeps nothing: what is compiled is the device's."""
 
@@ -186,7 +190,7 @@ class CudaEngine(Engine):
 
         A job in IEEE precision that is to `emulate` reads what products read rounded to TF32.
         """
-        with self._apart(job) as (executable, rounding):
+        with self._apart(job)() as (executable, rounding):
             found: list[Arrays] = []
             for feeds in inputs:
                 if job.state:
@@ -196,36 +200,42 @@ class CudaEngine(Engine):
         return found
 
     def try_steps(
-        self, job: Job, fed: Sequence[Arrays], state: Arrays, *, rough: int | None = None
-    ) -> tuple[Arrays, Arrays]:
-        """Takes steps one behind the other, from the values of variables in `state`, in a way that `try_out` has: gives the outputs of the
-        last, and the variables after it. `rough` is the seed of `RoughFunctions`, in place of that way."""
-        with self._apart(job, rough) as (executable, rounding):
-            if state:
-                executable.load_state(state)
-            outputs: Arrays = {}
-            for feeds in fed:
-                with rounding():
-                    outputs = {name: np.array(value) for name, value in executable.step(feeds).items()}
-            return outputs, executable.save_state() if state else {}
+        self, job: Job, fed: Sequence[Arrays], state: Arrays, *rough: int | None
+    ) -> list[tuple[Arrays, Arrays]]:
+        """Takes steps one behind the other, from the values of variables in `state`: gives the outputs of the last, and the variables after
+        it; once for each of `rough`, the seed of `RoughFunctions`, or None for a way that `try_out` has."""
+        apart, found = self._apart(job), []
+        for seed in rough:
+            with apart(seed) as (executable, rounding):
+                if state:
+                    executable.load_state(state)
+                outputs: Arrays = {}
+                for feeds in fed:
+                    with rounding():
+                        outputs = {name: np.array(value) for name, value in executable.step(feeds).items()}
+                found.append((outputs, executable.save_state() if state else {}))
+        return found
 
-    @contextmanager
-    def _apart(
-        self, job: Job, rough: int | None = None
-    ) -> Iterator[tuple[Executable, Callable[[], AbstractContextManager[object]]]]:
-        """An executable of which nothing that is compiled for it is kept, and the block in which its steps round, if it is to `emulate`, or
-        are rough."""
+    def _apart(self, job: Job) -> Callable[..., AbstractContextManager[Apart]]:
+        """Compiles a job, and keeps nothing of that: gives what makes an executable, and the block in which its steps round, if it is to
+        `emulate`, or are rough."""
         with starting_pytorch():
             from msplit.engines.cuda.compile import compile_apart
             from msplit.engines.cuda.runtime.executables import RoughFunctions, RoundedProducts, executable_of
 
         compiled = compile_apart(job)
-        executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.precision.ieee)
-        try:
-            rounding = RoundedProducts if job.options.emulate and job.precision.ieee else nullcontext
-            yield executable, rounding if rough is None else partial(RoughFunctions, rough)
-        finally:
-            executable.close()
+        plan = compiled.plan(job)
+        rounding = RoundedProducts if job.options.emulate and job.precision.ieee else nullcontext
+
+        @contextmanager
+        def made(rough: int | None = None) -> Iterator[Apart]:
+            executable = executable_of(compiled, plan, job.options, ieee=job.precision.ieee)
+            try:
+                yield executable, rounding if rough is None else partial(RoughFunctions, rough)
+            finally:
+                executable.close()
+
+        return made
 
     def beside(self, busy: Callable[[], object]) -> Background:
         """Lets another thread prepare beside steps, on the GPU that is the current one of this thread; see `Background`."""
