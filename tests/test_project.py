@@ -384,7 +384,7 @@ def test_what_is_installed_here_is_declared_whole() -> None:
         str(path.relative_to(ROOT))
         for folder in ("scripts", ".ci")
         for path in (ROOT / folder).iterdir()
-        if path.suffix == "" and path.name != "environment"
+        if path.is_file() and path.suffix == "" and path.name != "environment"
     ),
 )
 def test_scripts_are_valid_and_executable(script: str) -> None:

@@ -19,7 +19,7 @@ import click
 from msplit.cli import options
 from msplit.cli.main import COMMANDS
 from msplit.engines.cuda.coverage import toolchain
-from msplit.engines.environment import nvidia_smi, version, visible
+from msplit.engines.environment import COPY_THREADS, nvidia_smi, version, visible
 from msplit.errors import INSTALL_PYTORCH, INSTALL_SERVING, INSTALL_TENSORFLOW
 
 
@@ -95,7 +95,17 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Looks at everything that msplit can use."""
-    return [_python(), *_gpus(), *_processes(), _torch(), _tensorflow(), *_compilers(), *_kernels(), _server()]
+    return [
+        _python(),
+        *_gpus(),
+        *_processes(),
+        _torch(),
+        _tensorflow(),
+        *_compilers(),
+        *_kernels(),
+        *_copies(),
+        _server(),
+    ]
 
 
 def _python() -> Finding:
@@ -211,6 +221,14 @@ def _kernels() -> list[Finding]:
         fix = "name a folder that can be written to in XDG_CACHE_HOME"
         return [Finding("compiled kernels", LIMITED, text, fix)]
     return [Finding("compiled kernels", OK, f"kept in {tools.folder}; it can be deleted at any time")]
+
+
+def _copies() -> list[Finding]:
+    """The threads that copy large inputs, where they are not there: the package was made where no C compiler was."""
+    if COPY_THREADS.is_file() or importlib.util.find_spec("torch") is None:
+        return []
+    text = "not compiled: inputs of 1 MB and more are copied by one thread, in three times the time"
+    return [Finding("native copies", LIMITED, text, "install gcc or clang, and msplit once more from its source")]
 
 
 def lacking_to_serve() -> list[str]:

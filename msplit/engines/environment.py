@@ -19,6 +19,9 @@ from typing import Any
 
 from msplit._version import __version__
 
+COPY_THREADS = Path(__file__).parent / "cuda" / "runtime" / "copy_threads.native"
+"""The library that `hatch_build.py` compiles, where there is a C compiler."""
+
 _LIMIT = 20
 """Seconds that it may take; a driver that wakes a GPU takes some."""
 

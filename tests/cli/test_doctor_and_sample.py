@@ -56,6 +56,14 @@ GPU = "NVIDIA H200, 570.1, 143771, 143000, 3, GPU-a1\n"
 TENSORFLOW = {"version": "2.21.0", "gpus": 1, "cuda": "12.5"}
 
 
+def test_doctor_says_that_nothing_helps_to_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers(monkeypatch, {})
+    monkeypatch.setattr(doctor, "COPY_THREADS", tmp_path / "none")
+    assert found()["native copies"].fix.startswith("install gcc")
+    (tmp_path / "none").touch()
+    assert "native copies" not in found()
+
+
 def test_doctor_prints_a_line_per_subject_and_how_to_get_more(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, {"--query-gpu": 9, "import tensorflow": json.dumps({**TENSORFLOW, "gpus": 0})})
     done = fine("doctor", columns=100)

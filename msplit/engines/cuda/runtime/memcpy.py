@@ -9,7 +9,6 @@ import platform
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import Device, check, runtime
 from msplit.engines.cuda.kernels.launch import cores
+from msplit.engines.environment import COPY_THREADS
 
 CAN_POLL = platform.machine() in ("x86_64", "AMD64")
 """On these processors memory changes, for all who look, in the order in which it was written: where a number is new, what it tells of is
@@ -50,7 +50,7 @@ Tell = Callable[[int, int], object]
 def native_threads() -> Callable[[int, int, int, int], None] | None:
     """The function of `copy_threads.c`: to, from, bytes, helpers. It lets go of the interpreter's lock. None where it was not compiled."""
     try:
-        copy = ctypes.CDLL(str(Path(__file__).with_name("copy_threads.native"))).copy_threads
+        copy = ctypes.CDLL(str(COPY_THREADS)).copy_threads
     except OSError:
         return None
     copy.argtypes, copy.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), None
