@@ -57,6 +57,7 @@ TENSORFLOW = {"version": "2.21.0", "gpus": 1, "cuda": "12.5"}
 
 
 def test_doctor_says_that_nothing_helps_to_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     answers(monkeypatch, {})
     monkeypatch.setattr(doctor, "COPY_THREADS", tmp_path / "none")
     assert found()["native copies"].fix.startswith("install gcc")
