@@ -28,9 +28,10 @@ from msplit.opset.traits import CONSTANTS, DRAWS
 from msplit.progress import Progress, silent
 from msplit.run.request import RunRequest
 from msplit.run.variants import as_recorded
-from msplit.verify.compare import OutputComparison, compare, compare_state, computed_in, state_tolerances
+from msplit.verify.compare import OutputComparison, compare, compare_state, computed_in
 from msplit.verify.op_by_op import Fetchable, Key, dtype, fetchable, is_number, read_by, reads_variable
 from msplit.verify.tensorflow_process import fit, initial_state
+from msplit.verify.tolerances import state_tolerances
 
 AT_A_TIME = 100
 """Values that are fetched in one run: all of them are in memory, twice."""

@@ -22,18 +22,13 @@ from msplit.errors import EngineError, OutOfMemory, WrongShape
 from msplit.inputs.special import RANDOM, InputKindName
 from msplit.progress import phase
 from msplit.verify import stepping
-from msplit.verify.compare import (
-    ModelComparison,
-    best_of,
-    compare,
-    computed_in,
-    output_tolerances,
-)
+from msplit.verify.compare import ModelComparison, best_of, compare, computed_in
 from msplit.verify.mixed_precision import emulated_errors, roughness, tf32_tolerances
 from msplit.verify.op_by_op import OP_BY_OP, TensorFlowValues, compare_ops
 from msplit.verify.results import OutputCheck, Running, Variant
 from msplit.verify.special_values import compare_special
 from msplit.verify.stepping import SPECIAL, Verification, kinds_for, sets_of, without_refused
+from msplit.verify.tolerances import output_tolerances
 
 _MANY, _MANY_SECONDS = 40, 0.25
 """Steps on two sets of inputs by turns, in no period, and the most seconds for them: every 16th alone may be stale."""

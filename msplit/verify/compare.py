@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 from msplit import escape
@@ -139,7 +138,7 @@ class ModelComparison:
         return {"passed": self.passed, "outputs": [output.to_dict() for output in self.outputs]}
 
 
-_SMALLEST_SCALE = 1e-12
+SMALLEST_SCALE = 1e-12
 """Least scale of an output: an output of nothing but smaller values is held to this, not to its own precision."""
 
 
@@ -236,7 +235,7 @@ def _compare_variable(name: str, got: NDArray[Any], expected: NDArray[Any], tole
     alike = got.dtype == expected.dtype and got.shape == expected.shape and tolerance_of(got.dtype.name)
     # A table has millions of elements of which a step changes few: to look at each as closely as at outputs takes seconds.
     if alike and np.isfinite(got).all() and np.isfinite(expected).all():
-        away = _distance(got, expected)
+        away = distance(got, expected)
         if away <= tolerance:
             blank = replace(_failed(name, expected, ""), passed=True, mismatches=0)
             return replace(blank, tolerance=tolerance, needed=away, distance=away, as_a_whole=True)
@@ -276,156 +275,7 @@ def best_of(comparisons: Sequence[ModelComparison]) -> ModelComparison:
     return ModelComparison(tuple(found))
 
 
-_STATE = {
-    Precision.IEEE: (1e-4, 2.0**-15),
-    Precision.TF32: (2e-1, 2.0**-8),
-    Precision.FP16: (2e-1, 2.0**-8),
-    Precision.BF16: (2e-1, 2.0**-6),
-}
-"""By precision: the tolerance of variables, and how far the values to begin with are moved, relative to each, to learn how
-far rounding carries. The latter are some ten times what rounding does to an activation."""
-
-CARRIED = 3.0
-"""Most distance of a variable, as a multiple of what moved values did to it."""
-
-_MOVES = 5
-"""Number of times that values are moved to learn what that does to an output, which may be a single number."""
-
-
-_TIMES_ROUNDING = 8.0
-"""Quotient of how far `_STATE` moves values and of rounding in its precision."""
-
-DECIDES = 0.5
-"""Distance of a variable from itself from which on nothing but rounding decides what it is. A ReLU that lets another example through moves
-one by 0.011."""
-
-_FEWER_MOVES = 3
-"""Number of times that values are moved to learn whether anything but rounding decides a variable: it has to be far away each time."""
-
-ANY_FINITE = 1e30
-"""Tolerance where all finite numbers are right."""
-
-
-def state_tolerances(
-    state: Arrays,
-    after: Arrays,
-    stepped: Callable[[Arrays], Arrays],
-    *,
-    draws: bool,
-    precision: Precision,
-    tolerance: float | None = None,
-) -> dict[str, float]:
-    """Tolerance of each variable against another computation of the same steps, relative to its root mean square.
-
-    That is a tolerance of the type, or three times what the steps themselves make of values to begin with that are moved by little more
-    than rounding, or of the same values again, whichever is most. Adam, for one, moves a weight whose gradient is zero but for rounding by
-    a whole learning rate; and on a GPU TensorFlow adds some gradients up in another order each time, those of filters for one. Where
-    steps that draw numbers give something else when they are repeated, as with dropout, only the former is known.
-
-    Args:
-        state: The variables before the steps.
-        after: The variables after them.
-        stepped: Runs the steps again: gives the variables after them, from those before.
-        draws: Whether they draw random numbers.
-        precision: In which the steps are made.
-        tolerance: In place of the type's own.
-    """
-    amplitude = _STATE[precision][1]
-    least = least_state_tolerances(state, after, precision, tolerance)
-    expected = with_changes(after, state)
-
-    def away(begun: Arrays) -> dict[str, float]:
-        other = with_changes(stepped(begun), begun)
-        return {name: _distance(other[name], expected[name]) for name in least}
-
-    again = away(state)
-    if draws and any(again[name] > most for name, most in least.items()):
-        return least
-    carried = away(_moved(state, amplitude))
-    return {name: max(most, CARRIED * max(carried[name], again[name])) for name, most in least.items()}
-
-
-def undetermined(
-    state: Arrays, after: Arrays, stepped: Callable[[Arrays], Arrays], names: Sequence[str], *, precision: Precision
-) -> list[str]:
-    """Of some variables and changes, those that TensorFlow's own rounding decides: each time that the values to begin with are moved by no
-    more than rounding, they come out at least half their size away. The gradient of a bias in front of a batch norm is one, which is zero
-    but for rounding, and what Adam makes of it.
-
-    Args:
-        state: The variables before the steps.
-        after: The variables after them.
-        stepped: As `state_tolerances` has it.
-        names: As `with_changes` has them.
-        precision: In which the steps are made.
-    """
-    expected = with_changes(after, state)
-    for seed in range(_FEWER_MOVES):
-        begun = _moved(state, _STATE[precision][1] / _TIMES_ROUNDING, seed)
-        other = with_changes(stepped(begun), begun) if names else {}
-        names = [name for name in names if _distance(other[name], expected[name]) >= DECIDES]
-    return list(names)
-
-
-def least_state_tolerances(
-    state: Arrays, after: Arrays, precision: Precision, tolerance: float | None = None
-) -> dict[str, float]:
-    """The tolerance of the type for each variable and its change, see `state_tolerances`. A change is held no closer than the variable's
-    own type can hold it."""
-    least = _STATE[precision][0] if tolerance is None else tolerance
-    found = {}
-    for name, value in with_changes(after, state).items():
-        kind = value.dtype.name
-        if tolerance_of(kind):
-            found[name] = least
-        if name not in after:
-            changed = value != 0 if value.any() else np.ones_like(value, bool)
-            whole = np.asarray(after[name.removeprefix("change of ")])[changed].astype(np.complex128)
-            size = float(np.linalg.norm(value.astype(np.complex128)))
-            places = 4 * float(finfo(value.dtype).eps) * float(np.linalg.norm(whole))
-            found[name] = max(least, places / max(size, _SMALLEST_SCALE * value.size**0.5, 1e-300))
-    return found
-
-
-def output_tolerances(
-    state: Arrays, expected: Arrays, stepped: Callable[[Arrays], Arrays], *, precision: Precision
-) -> dict[str, float]:
-    """Tolerances of the outputs of the last of several steps that train against another computation's, as `compare` measures it.
-
-    What rounding does in one step the next one learns from: a loss is that of other variables by then. As with `state_tolerances`, it
-    is three times what the same steps give when they are repeated, or begin with values that are moved by little more than rounding; these
-    are moved five times, since one number may be near where it was by chance (Inception-v3's second loss: XLA was refused for 0.6 %).
-
-    Args:
-        state: The variables before the first step.
-        expected: Outputs of the last.
-        stepped: Runs all of them again: gives outputs of the last, from the variables before the first.
-        precision: In which the steps are made.
-    """
-    found: dict[str, float] = {}
-    amplitude = _STATE[precision][1]
-    for begun in (state, *(_moved(state, amplitude, seed) for seed in range(_MOVES))):
-        for one in compare(stepped(begun), expected, precision=precision).outputs:
-            if np.isfinite(one.needed):
-                found[one.name] = max(found.get(one.name, 0.0), CARRIED * one.needed)
-    return found
-
-
-def _moved(state: Arrays, amplitude: float, seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Variables, each number moved by up to a share of itself; with the same seed the same ones every time."""
-    generator = np.random.default_rng(seed)
-    return {name: move(np.asarray(value), amplitude, generator) for name, value in state.items()}
-
-
-def move(value: NDArray[Any], amplitude: float, generator: np.random.Generator) -> NDArray[Any]:
-    """Numbers, each moved by up to a share of itself; of types that must be equal, as they are."""
-    if tolerance_of(value.dtype.name) == 0.0:
-        return value
-    noise = generator.uniform(-amplitude, amplitude, value.shape)
-    return np.asarray(value * (1 + noise).astype(value.dtype))
-
-
-def _distance(got: NDArray[Any], expected: NDArray[Any]) -> float:
+def distance(got: NDArray[Any], expected: NDArray[Any]) -> float:
     """Root mean square of what two arrays differ by, over that of what is expected; of elements that are finite in both."""
     wide: Any = np.complex128 if expected.dtype.kind == "c" else np.float64
     finite = np.isfinite(got) & np.isfinite(expected)
@@ -435,7 +285,7 @@ def _distance(got: NDArray[Any], expected: NDArray[Any]) -> float:
         return 0.0
     changed = got != expected
     off = np.linalg.norm(got[changed].astype(wide) - expected[changed].astype(wide))
-    return float(off / max(float(np.linalg.norm(expected.astype(wide))), _SMALLEST_SCALE * expected.size**0.5))
+    return float(off / max(float(np.linalg.norm(expected.astype(wide))), SMALLEST_SCALE * expected.size**0.5))
 
 
 def _compare_one(
@@ -469,13 +319,13 @@ def _close(name: str, got: NDArray[Any], expected: NDArray[Any], tolerance: floa
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         magnitude = np.abs(b)
         known = magnitude[np.isfinite(b)]
-        scale: Any = max(_rms(known), _SMALLEST_SCALE)
+        scale: Any = max(_rms(known), SMALLEST_SCALE)
         if (lower := _without_sentinels(known)) is not None:  # which would hide all others
-            scale = np.where(magnitude > lower.max(), scale, max(_rms(lower), _SMALLEST_SCALE))
+            scale = np.where(magnitude > lower.max(), scale, max(_rms(lower), SMALLEST_SCALE))
         error = np.abs(a - b) / (magnitude + scale)
     error = np.where(same, 0.0, np.where(finite, error, np.inf))
     found = _compared(name, got, expected, error, tolerance, int(np.argmax(error)) if error.size else None)
-    return replace(found, distance=_distance(got, expected))
+    return replace(found, distance=distance(got, expected))
 
 
 def _rms(values: NDArray[Any]) -> float:

@@ -25,7 +25,8 @@ from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.opset import schema
 from msplit.opset.traits import CALLS, CONDS, CONSTANTS, DRAWS, EXIT, LOOPS, MERGE, SWITCH, VARIABLES, ops_with, written
-from msplit.verify.compare import ModelComparison, OutputComparison, compare, move, tolerance_of
+from msplit.verify.compare import ModelComparison, OutputComparison, compare, tolerance_of
+from msplit.verify.tolerances import move
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Compiled

@@ -18,7 +18,8 @@ from msplit.core.arguments import number, whole
 from msplit.core.statistics import Ratio, Summary
 from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline, is_array
 from msplit.errors import EndOfData, EngineError
-from msplit.verify.compare import CARRIED, ModelComparison, compare, compare_state
+from msplit.verify.compare import ModelComparison, compare, compare_state
+from msplit.verify.tolerances import CARRIED
 
 SCHEMA_VERSION = 1
 

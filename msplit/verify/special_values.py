@@ -37,7 +37,7 @@ _SELECTS = ops_with("select")
 _ELEMENTS = ops_with("unary") | ops_with("binary") | ops_with("limit") | ops_with("operands agree") | _SELECTS
 _DIVIDES = ops_with("integer division")
 _CHECKED = _SEARCHES | _ELEMENTS | _DIVIDES
-_STEPS, _GELU = ops_with("step", "passes values"), ops_with("gelu curve")
+_STEPS, _GELU, _ELU = ops_with("step", "passes values"), ops_with("gelu curve"), ops_with("exponential less one")
 _ORDERED = ops_with("ordered") | ops_with("comparison")
 
 _FLOATS = (
@@ -193,7 +193,7 @@ def _numbers(op: str, of: str, constants: Sequence[float], casts_to: str) -> Arr
         pool = pool[~np.isfinite(pool) | ((pool * 2 == np.round(pool * 2)) & (np.abs(pool) < 2))]
     if casts_to.startswith(("int", "uint")):
         pool = pool[np.isfinite(pool) & (pool > np.iinfo(casts_to).min) & (pool < np.iinfo(casts_to).max)]
-    if "elu" in op.lower():  # TensorFlow's calculate exp(x) - 1
+    if op in _ELU:  # TensorFlow's calculate exp(x) - 1
         pool = pool[(pool == 0) | ~(np.abs(pool) < 1e-4)]
     if of == "float64" and op in _GELU:  # TensorFlow's Erf of infinity is NaN there
         pool = pool[~np.isinf(pool)]

@@ -22,17 +22,16 @@ from msplit.inputs.reference import Reference
 from msplit.inputs.special import RANDOM, Fresh, InputKind, InputKindName
 from msplit.opset.traits import DRAWS
 from msplit.progress import Progress, Sums
-from msplit.verify.compare import (
+from msplit.verify.compare import ModelComparison, compare_state
+from msplit.verify.results import Roughness, Running, Settings, Variant
+from msplit.verify.tolerances import (
     ANY_FINITE,
     DECIDES,
-    ModelComparison,
-    compare_state,
     least_state_tolerances,
     output_tolerances,
     state_tolerances,
     undetermined,
 )
-from msplit.verify.results import Roughness, Running, Settings, Variant
 
 Announcing = tuple[int, Arrays, tuple[int, Arrays] | None]
 """A step that may say what the next one will be fed: which of some mappings it is given, filled with what, and the same of the next."""

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.core.arguments import Precision
-from msplit.engines.base import Job
-from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.runtime import input_staging, memcpy
-from tests.engines.cuda.cases import flat_of, options_of, scattered, step_then
+from tests.engines.cuda.cases import flat_of, step_then
 from tests.engines.cuda.random_graphs import FLOAT, INT32, _Graph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
@@ -24,8 +21,8 @@ ROWS = [530, 588, 1500, 4100]
 """Of 1000 bytes: an image of 224 by 224 and less, two of them and some, and what goes ahead by whichever threads."""
 
 
-def net(rows, drawing=False):
-    """A large input, one of a row and ids; random numbers on request."""
+def net(rows):
+    """A large input, one of a row, and ids."""
     made = _Graph(lambda strategy: 0)
     x = made.placeholder("x", [rows, COLUMNS])
     y = made.placeholder("y", [1, COLUMNS])
@@ -35,9 +32,6 @@ def net(rows, drawing=False):
         made.node("Mul", [x, y], T=FLOAT),
         made.node("AddV2", [ids, ids], T=INT32),
     ]
-    if drawing:
-        shape = made.constant(np.array([7], np.int32))
-        outputs.append(made.node("RandomUniform", [shape], T=INT32, dtype=FLOAT, seed=3, seed2=5))
     return flat_of(made.graph_def, outputs=outputs), outputs
 
 
@@ -54,24 +48,6 @@ def assert_gives(outputs, names, feeds, message=""):
     wanted = -feeds["x"], feeds["x"] * feeds["y"], feeds["ids"] * 2
     for name, value in zip(names, wanted, strict=False):
         np.testing.assert_array_equal(outputs[name], value, err_msg=f"{name} {message}")
-
-
-@pytest.fixture
-def build():
-    """Makes executables; all are closed at the end."""
-    engine, made = CudaEngine(), []
-
-    def one(flat, feeds, streams=1, state=None, **options):
-        ids = scattered(flat, streams, streams)
-        own = options_of("cuda", **options)
-        made.append(
-            engine.build(Job(flat, ids, streams, feeds, precision=Precision.IEEE, options=own, state=state or {}))
-        )
-        return made[-1]
-
-    yield one
-    for executable in made:
-        executable.close()
 
 
 def net_of(build, rows=588, **options):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import msplit
-from msplit.core.arguments import Precision
-from msplit.engines.base import Job
-from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.options import KernelMode, Torture
 from msplit.opset import schema
-from tests.engines.cuda.cases import flat_of, options_of, scattered, step_then
+from tests.engines.cuda.cases import flat_of, step_then
 from tests.training_graphs import BATCH, STORED, stored
 
 pytestmark = pytest.mark.gpu
@@ -26,24 +22,6 @@ STEPS = 6
 CASES = [("deepfm", "Adam", "resource"), *(case for case in STORED if case[0] != "deepfm")]
 SLOW = 20_000_000
 """Cycles, about 10 ms, that each kernel is delayed by at most."""
-
-
-@pytest.fixture
-def build():
-    """Makes executables; all are closed at the end."""
-    engine, made = CudaEngine(), []
-
-    def one(flat, feeds, streams=1, state=None, mode=KernelMode.PLAIN, **options):
-        own = replace(options_of(DEVICE, **options), mode=mode)
-        ids = scattered(flat, streams, streams)
-        made.append(
-            engine.build(Job(flat, ids, streams, feeds, precision=Precision.IEEE, options=own, state=state or {}))
-        )
-        return made[-1]
-
-    yield one
-    for executable in made:
-        executable.close()
 
 
 @pytest.mark.parametrize("capture", [True, False])

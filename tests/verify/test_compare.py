@@ -8,15 +8,8 @@ from hypothesis import strategies as st
 
 from msplit.core.arguments import Precision
 from msplit.inputs.make import make_inputs
-from msplit.verify.compare import (
-    best_of,
-    compare,
-    compare_state,
-    computed_in,
-    least_state_tolerances,
-    output_tolerances,
-    state_tolerances,
-)
+from msplit.verify.compare import best_of, compare, compare_state, computed_in
+from msplit.verify.tolerances import least_state_tolerances, output_tolerances, state_tolerances
 from tests.inputs.graphs import flat_of
 
 

@@ -286,8 +286,8 @@ def is_repeatable(flat: FlatGraph) -> bool:
 
 _REPEATABLE = ops_with("repeatable")
 _MOST_ANSWERS = 1 << 9
-_LARGEST_ANSWER = 1 << 18
-"""Bytes."""
+_MOST_BYTES, _LARGEST_ANSWER = 1 << 24, 1 << 18
+"""Bytes of all answers that are kept, and of one."""
 
 _answers: dict[Hashable, Arrays] = {}
 
@@ -302,10 +302,18 @@ def _known(key: Hashable) -> Arrays | None:
 
 def _keep(key: Hashable, answer: Arrays) -> None:
     """Keeps an answer, unless it is large, in the place of the one that was asked for the longest time ago."""
-    if sum(value.nbytes for value in answer.values()) <= _LARGEST_ANSWER:
-        _answers[key] = {name: value.copy() for name, value in answer.items()}
-        for oldest in [*_answers][:-_MOST_ANSWERS]:
-            _answers.pop(oldest, None)
+    if _size(answer) > _LARGEST_ANSWER:
+        return
+    _answers[key] = {name: value.copy() for name, value in answer.items()}
+    size = sum(map(_size, _answers.values()))
+    for oldest in [*_answers]:
+        if len(_answers) <= _MOST_ANSWERS and size <= _MOST_BYTES:
+            break
+        size -= _size(_answers.pop(oldest, {}))
+
+
+def _size(answer: Arrays) -> int:
+    return sum(value.nbytes for value in answer.values())
 
 
 def _digest(feeds: Arrays) -> bytes:

@@ -60,9 +60,12 @@ def test_few_answers_are_kept_and_no_large_ones(opened, monkeypatch):
     for number in range(9):
         session.step({"x": X + number})
     assert len(engine._answers) == 4
+    monkeypatch.setattr(engine, "_MOST_BYTES", 2 * X.nbytes)
     before = list(engine._answers)
     session.step({"x": np.concatenate([X, X])})
     assert list(engine._answers) == before
+    session.step({"x": X + 100})
+    assert len(engine._answers) == 2, "as many as have room"
     session.close()
 
 
