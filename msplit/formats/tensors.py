@@ -89,9 +89,15 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name.startswith(("bfloat16", "float8_", "float4_", "int4", "uint4", "int2", "uint2")):
         import ml_dtypes
 
-        small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return small
-    return np.dtype(name)
+        found = np.dtype(getattr(ml_dtypes, name, object))
+    else:
+        try:
+            found = np.dtype(name)
+        except (TypeError, ValueError):  # the latter of what has a comma
+            found = np.dtype(object)
+    if found.name != name:  # NumPy takes other texts, too, such as f4,f4
+        raise LoadError(f"there is no type {name!r}")
+    return found
 
 
 @cache
@@ -99,7 +105,7 @@ def itemsize(dtype: str) -> int:
     """Bytes of one element on the device; 0 for strings, handles and unknown types."""
     try:
         found = numpy_dtype(dtype.removesuffix("_ref"))
-    except (LoadError, TypeError, AttributeError):
+    except LoadError:
         return 0
     return 0 if found.hasobject else found.itemsize
 

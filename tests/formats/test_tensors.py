@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from msplit.errors import LoadError
-from msplit.formats.tensors import add_node, dtype_name, dtype_number, numpy_dtype
+from msplit.formats.tensors import add_node, dtype_name, dtype_number, itemsize, numpy_dtype
 from msplit.opset import schema
 from tests.formats.models import read
 
@@ -54,3 +54,11 @@ def test_a_type_that_is_none_is_refused() -> None:
     """A model may hold any text in the place of a type; the next thing that was made of it ended in an internal error."""
     with pytest.raises(LoadError, match=r"type '\[click\]', which TensorFlow does not know"):
         dtype_number("[click]")
+
+
+@pytest.mark.parametrize("name", ["ab,bc->ac", "f4,f4", "3f4", "S5", "nonsense", "", "int4x"])
+def test_what_is_no_type_of_tensorflow_is_refused_though_numpy_reads_it(name):
+    """An attribute may hold any text: NumPy takes some for records, and ends in a ValueError of its own for others."""
+    assert itemsize(name) == 0
+    with pytest.raises(LoadError, match="type"):
+        numpy_dtype(name)
