@@ -92,10 +92,11 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         found = np.dtype(getattr(ml_dtypes, name, object))
     else:
         try:
-            found = np.dtype(name)
-        except (TypeError, ValueError):  # the latter of what has a comma
+            # NumPy parses other texts as records and as Python's own, each with errors of its own.
+            found = np.dtype(name if name.isidentifier() else object)
+        except TypeError:
             found = np.dtype(object)
-    if found.name != name:  # NumPy takes other texts, too, such as f4,f4
+    if found.name != name:  # S5, for one
         raise LoadError(f"there is no type {name!r}")
     return found
 

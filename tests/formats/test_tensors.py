@@ -56,7 +56,7 @@ def test_a_type_that_is_none_is_refused() -> None:
         dtype_number("[click]")
 
 
-@pytest.mark.parametrize("name", ["ab,bc->ac", "f4,f4", "3f4", "S5", "nonsense", "", "int4x"])
+@pytest.mark.parametrize("name", ["ab,bc->ac", "f4,f4", "3f4", "(", "(2,)f4", "S5", "nonsense", "", "int4x"])
 def test_what_is_no_type_of_tensorflow_is_refused_though_numpy_reads_it(name):
     """An attribute may hold any text: NumPy takes some for records, and ends in a ValueError of its own for others."""
     assert itemsize(name) == 0
