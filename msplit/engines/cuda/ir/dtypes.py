@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -74,6 +75,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(_BY_BITS[name][0] if name in _BY_BITS else name)
 
 
+@functools.lru_cache(maxsize=256)
+def _named(dtype: np.dtype[Any]) -> str:
+    """The TensorFlow name of a NumPy dtype, which NumPy puts together anew each time."""
+    return "string" if dtype.kind in "OSU" else dtype.name
+
+
 def to_torch(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Tensor:
     """The array as a tensor of the same shape, dtype and bits on the device.
 
@@ -83,7 +90,7 @@ def to_torch(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Ten
         Unsupported: PyTorch has no such dtype (a string array, for example).
     """
     array = np.asarray(array)
-    name = "string" if array.dtype.kind in "OSU" else array.dtype.name
+    name = _named(array.dtype)
     dtype = torch_dtype(name)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
