@@ -45,21 +45,25 @@ def call(
     room: Mapping[int, torch.Tensor] | None = None,
 ) -> Any:
     """Calls a lowering and turns what it refuses into an error that names the node."""
-    where = f"node {op.name}"
+    return _called(lowering, Node(op.name, op.op, op.attrs, nchw, room or {}), arguments)
+
+
+def _called(lowering: Lowering, op: Node, arguments: list[Any]) -> Any:
     try:
-        return lowering.function(Node(op.name, op.op, op.attrs, nchw, room or {}), *arguments)
+        return lowering.function(op, *arguments)
     except Unsupported as problem:
-        raise EngineError(f"{op.op}: {problem}", where=where, fix="use --engine tensorflow for this model") from problem
+        fix = "use --engine tensorflow for this model"
+        raise EngineError(f"{op.op}: {problem}", where=f"node {op.name}", fix=fix) from problem
     except KeyError as problem:
         what = f"{op.op}: the attribute {problem} is missing"
-        raise EngineError(what, where=where, fix="export the model again") from problem
+        raise EngineError(what, where=f"node {op.name}", fix="export the model again") from problem
     except torch.OutOfMemoryError as problem:
-        raise out_of_memory(problem, op.op, where=where) from problem
+        raise out_of_memory(problem, op.op, where=f"node {op.name}") from problem
     except (RuntimeError, ValueError, IndexError, TypeError) as problem:
         of_values = isinstance(problem, IndexError) or "out of bounds" in str(problem)
         raise (InvalidInput if of_values else EngineError)(
             f"{op.op} failed: {next(iter(str(problem).splitlines()), type(problem).__name__)}",
-            where=where,
+            where=f"node {op.name}",
             fix="check the shapes of the inputs (--shape, --batch); if TensorFlow runs it with the same inputs, report a bug in msplit",
         ) from problem
 
@@ -83,6 +87,11 @@ class LoweringCall:
     nchw: bool = False
     mixed: bool = False
 
+    @functools.cached_property
+    def _node(self) -> Node | None:
+        """The op as its lowering gets it in every step; None if it writes into a buffer, which each step has anew."""
+        return None if parts_of(self.op) else Node(self.op.name, self.op.op, self.op.attrs, self.nchw)
+
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The op's results."""
         rest = iter(tensors)
@@ -92,10 +101,10 @@ class LoweringCall:
         ]
         if self.mixed:
             arguments = _on_the_gpu(arguments)
-        if not (parts := parts_of(self.op)):
-            return as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw))
+        if self._node is not None:
+            return as_tuple(_called(self.lowering, self._node, arguments))
         buffer = arguments.pop()
-        room = {part.port: part.of(buffer) for part in parts}
+        room = {part.port: part.of(buffer) for part in parts_of(self.op)}
         results = as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw, room=room))
         for port, place in room.items():
             if results[port] is not place:
@@ -176,7 +185,12 @@ def _laid_like(result: torch.Tensor, value: NDArray[Any]) -> torch.Tensor:
 
 
 def _arguments(program: Program, step: KernelCall, values: Mapping[Key, torch.Tensor]) -> list[torch.Tensor]:
-    return [program.value(key, values, f"node {step.op.name}") for key in step.inputs]
+    found: list[Any] = [values.get(key, program.constants.get(key)) for key in step.inputs]
+    if any(value is None for value in found):
+        return [
+            program.value(key, values, f"node {step.op.name}") for key in step.inputs
+        ]  # names the one that is missing
+    return found
 
 
 def static_slots(op: Op) -> frozenset[int]:
