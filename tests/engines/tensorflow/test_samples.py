@@ -116,7 +116,7 @@ def test_a_bench_of_a_sample_verifies_and_measures():
     result = bench(
         variants,
         fresh=lambda seed: make_inputs(flat, {}, batch=4, seed=seed),
-        settings=Settings(duration=0.2, warmup=0.02, builds=2),
+        settings=Settings(duration=0.05, warmup=0.01, builds=2),
         reference=Reference(feeds, reference(flat, feeds), "TensorFlow on the CPU"),
     )
     assert not result.failed, result.describe_failures()
