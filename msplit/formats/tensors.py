@@ -14,7 +14,7 @@ import itertools
 import math
 import mmap
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,6 @@ def dtype_number(name: str) -> int:
     return number
 
 
-@lru_cache(maxsize=256)
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """NumPy's type for a TensorFlow type; quantized types are the integers they are stored as, strings are objects.
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 
 _DATA = Path(__file__).with_name("data")
@@ -196,7 +195,6 @@ ITERATORS, BEGINS = frozenset(("Iterator", "IteratorV2")), "MakeIterator"
 """Iterators that have no data until a program begins them, and the op that does so."""
 
 
-@lru_cache(maxsize=4096)
 def written(op: str) -> tuple[int, ...]:
     """Input slots of the variables that an op, or an op on values, changes; none for one that is not known to change any."""
     return traits(op).writes or traits(f"Resource{op}").writes

@@ -43,27 +43,24 @@ def call(
     *,
     nchw: bool = False,
     room: Mapping[int, torch.Tensor] | None = None,
+    node: Node | None = None,
 ) -> Any:
-    """Calls a lowering and turns what it refuses into an error that names the node."""
-    return _called(lowering, Node(op.name, op.op, op.attrs, nchw, room or {}), arguments)
-
-
-def _called(lowering: Lowering, op: Node, arguments: list[Any]) -> Any:
+    """Calls a lowering and turns what it refuses into an error that names the node, which is made where it is not given."""
+    where = f"node {op.name}"
     try:
-        return lowering.function(op, *arguments)
+        return lowering.function(node or Node(op.name, op.op, op.attrs, nchw, room or {}), *arguments)
     except Unsupported as problem:
-        fix = "use --engine tensorflow for this model"
-        raise EngineError(f"{op.op}: {problem}", where=f"node {op.name}", fix=fix) from problem
+        raise EngineError(f"{op.op}: {problem}", where=where, fix="use --engine tensorflow for this model") from problem
     except KeyError as problem:
         what = f"{op.op}: the attribute {problem} is missing"
-        raise EngineError(what, where=f"node {op.name}", fix="export the model again") from problem
+        raise EngineError(what, where=where, fix="export the model again") from problem
     except torch.OutOfMemoryError as problem:
-        raise out_of_memory(problem, op.op, where=f"node {op.name}") from problem
+        raise out_of_memory(problem, op.op, where=where) from problem
     except (RuntimeError, ValueError, IndexError, TypeError) as problem:
         of_values = isinstance(problem, IndexError) or "out of bounds" in str(problem)
         raise (InvalidInput if of_values else EngineError)(
             f"{op.op} failed: {next(iter(str(problem).splitlines()), type(problem).__name__)}",
-            where=f"node {op.name}",
+            where=where,
             fix="check the shapes of the inputs (--shape, --batch); if TensorFlow runs it with the same inputs, report a bug in msplit",
         ) from problem
 
@@ -102,7 +99,7 @@ class LoweringCall:
         if self.mixed:
             arguments = _on_the_gpu(arguments)
         if self._node is not None:
-            return as_tuple(_called(self.lowering, self._node, arguments))
+            return as_tuple(call(self.lowering, self.op, arguments, node=self._node))
         buffer = arguments.pop()
         room = {part.port: part.of(buffer) for part in parts_of(self.op)}
         results = as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw, room=room))
@@ -185,12 +182,7 @@ def _laid_like(result: torch.Tensor, value: NDArray[Any]) -> torch.Tensor:
 
 
 def _arguments(program: Program, step: KernelCall, values: Mapping[Key, torch.Tensor]) -> list[torch.Tensor]:
-    found: list[Any] = [values.get(key, program.constants.get(key)) for key in step.inputs]
-    if any(value is None for value in found):
-        return [
-            program.value(key, values, f"node {step.op.name}") for key in step.inputs
-        ]  # names the one that is missing
-    return found
+    return [values[key] if key in values else program.value(key, values, f"node {step.op.name}") for key in step.inputs]
 
 
 def static_slots(op: Op) -> frozenset[int]:
