@@ -293,7 +293,7 @@ def test_tables_of_parts_train_as_in_tensorflow(lookup, optimizer, resource, par
     check(*graph(lookup, optimizer, resource, parts=parts))
 
 
-@pytest.mark.parametrize("optimizer", KERAS if CAMPAIGN else ["Adam", "RMSprop", "Adadelta"])
+@pytest.mark.parametrize("optimizer", KERAS if CAMPAIGN else ["Adam", "Adagrad", "RMSprop", "Adadelta"])
 def test_keras_trains_as_in_tensorflow(optimizer, tmp_path):
     check(keras_graph(optimizer, tmp_path), None)
 
