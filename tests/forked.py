@@ -4,7 +4,8 @@
     forked.Popen(command, stdout=subprocess.PIPE, server=forked.TENSORFLOW)
 
 For commands whose work, signals and streams are tested. Where it is the start of a process that is tested (what is imported, variables that
-Python reads as it begins, limits), a new one is needed: `subprocess`. The exit of the interpreter is the same.
+Python reads as it begins, limits), a new one is needed: `subprocess`. The exit of the interpreter is the same,
+unless it is told to be quick.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ COMPILER = (*ENGINE, "tests.engines.cuda.passes.pointwise_fusion.compiler")
 """The same with PyTorch's compiler."""
 
 _SERVER = """
-import fcntl, gc, importlib, io, json, logging, os, runpy, signal, socket, sys
+import atexit, fcntl, gc, importlib, io, json, logging, os, runpy, signal, socket, sys, threading
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 for name in sys.argv[2:]:
@@ -104,15 +105,35 @@ os.environ.clear()
 os.environ.update(set_here | asked["environment"])
 os.chdir(asked["folder"])
 sys.path[:0] = [path for path in asked["environment"].get("PYTHONPATH", "").split(os.pathsep) if path]
+
+def run_quickly(run, *arguments, **options):
+    # Everything but the end of the interpreter, which destroys all objects that were loaded, one by one.
+    try:
+        run(*arguments, **options)
+        code = 0
+    except SystemExit as end:
+        if not (end.code is None or isinstance(end.code, int)):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 255)
+
+def run_whole(run, *arguments, **options):
+    run(*arguments, **options)
+
+how = run_quickly if asked["quick"] else run_whole
 first, *rest = asked["command"]
 sys.argv = [first, *rest[1:]] if first in ("-c", "-m") else [first, *rest]
 sys.path.insert(0, asked["folder"] if first in ("-c", "-m") else os.path.dirname(os.path.abspath(first)))
 if first == "-c":
-    exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    how(exec, compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
 elif first == "-m":
-    runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    how(runpy.run_module, rest[0], run_name="__main__", alter_sys=True)
 else:
-    runpy.run_path(first, run_name="__main__")
+    how(runpy.run_path, first, run_name="__main__")
 """
 
 
@@ -166,13 +187,20 @@ class Popen(subprocess.Popen[Any]):
     Args:
         server: Imports of the process that is forked.
         beside: Another one is forked for what the new process has to fork itself.
+        quick: Its interpreter is not taken down at its end: half a second, where TensorFlow is loaded.
     """
 
     def __init__(
-        self, command: list[str], *, server: tuple[str, ...] = COMMANDS, beside: bool = False, **options: Any
+        self,
+        command: list[str],
+        *,
+        server: tuple[str, ...] = COMMANDS,
+        beside: bool = False,
+        quick: bool = False,
+        **options: Any,
     ) -> None:
         self._server, _ = _server(server)
-        self._beside = beside
+        self._how = {"beside": beside, "quick": quick}
         super().__init__(command, **options)
 
     def _execute_child(
@@ -184,7 +212,7 @@ class Popen(subprocess.Popen[Any]):
         asked = {
             "command": [os.fspath(argument) for argument in args[1:]],
             "environment": dict(os.environ if env is None else env),
-            "beside": self._beside,
+            **self._how,
             "handles": list(pass_fds),
             "folder": os.fspath(cwd or os.getcwd()),
             "session": rest[14],  # start_new_session
@@ -221,7 +249,7 @@ class Own(Popen):
 
     def __init__(self, command: list[str], **options: Any) -> None:
         _, parent = _server(TENSORFLOW)
-        super().__init__([*command[:-1], str(parent)], server=TENSORFLOW, **options)
+        super().__init__([*command[:-1], str(parent)], server=TENSORFLOW, quick=True, **options)
 
 
 OWN = SimpleNamespace(Popen=Own, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)

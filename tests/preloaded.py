@@ -48,6 +48,7 @@ def fork_workers(config: pytest.Config) -> None:
                 command,
                 server=(__name__,),
                 beside=True,
+                quick=True,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=_without(_VARIABLE),
