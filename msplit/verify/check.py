@@ -279,14 +279,14 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
 
 
 def _verify_ops(built: Sequence[Running], how: Verification, own: Mapping[Running, Precision]) -> None:
-    """Compares each op by itself with TensorFlow, on random inputs and on the first edges: of everything in IEEE precision on one GPU that
-    runs a graph of its own."""
+    """Compares each op by itself with TensorFlow, on random inputs and on the first edges: of everything in IEEE precision that runs a
+    graph of its own, whole on each device."""
     kinds = [RANDOM, *[kind for kind in how.kinds if kind.name is InputKindName.EDGES][:1]]
     seen: list[Any] = []
     for one in built:
-        job = one.variant.job
-        options = job.options
-        several = bool(options.split or options.devices) or options.shards is not None
+        options = replace(one.variant.job.options, devices=())  # each of which runs the whole graph
+        job = replace(one.variant.job, options=options)
+        several = bool(options.split) or options.shards is not None
         if not isinstance(one.variant.engine, CudaEngine) or not own[one].ieee or several or one.executable is None:
             continue
         compiled = one.variant.engine.compile(job)
