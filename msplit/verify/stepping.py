@@ -196,7 +196,8 @@ class Steps:
             found = _most(found, self._in_tf32[0])
             yield expected, found
         if not refused and (rough := self._roughness) is not None:
-            yield rough.settled(expected, 0), _most(found, rough.of_outputs)
+            for tolerances in rough.tolerances(0):
+                yield rough.settled(expected, 0), _most(found, tolerances)
 
     def learned(
         self,
@@ -251,8 +252,12 @@ class Steps:
             known[precision] = _most(known[precision], self._in_tf32[1])
             found = compare_state(mine, after, known[precision], state)
         if not (found.passed or refused) and (rough := self._roughness) is not None:
-            after, known = rough.settled(after, 1), {precision: _most(known[precision], rough.of_variables)}
-            found = compare_state(mine, after, known[precision], state)
+            after, least = rough.settled(after, 1), known[precision]
+            for tolerances in rough.tolerances(1):
+                known = {precision: _most(least, tolerances)}
+                found = compare_state(mine, after, known[precision], state)
+                if found.passed:
+                    break
         if names := [one.name for one in found.outputs if not one.passed and one.needed < ANY_FINITE and not one.exact]:
             decided = self._decided.setdefault((precision, after is right), [])
             names = undetermined(state, after, stepped, names, precision=precision, known=decided)
