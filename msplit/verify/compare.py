@@ -284,7 +284,7 @@ def distance(got: NDArray[Any], expected: NDArray[Any]) -> float:
         finite = np.isfinite(got) & np.isfinite(expected)
         got, expected = got[finite], expected[finite]
         off, whole = _norms(got, expected)
-    return off / max(whole, SMALLEST_SCALE * expected.size**0.5, 1e-300)
+    return off / max(whole, float(SMALLEST_SCALE * expected.size**0.5), 1e-300)
 
 
 _BLOCK = 1 << 13

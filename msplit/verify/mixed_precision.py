@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -98,9 +97,6 @@ _ROUGH_RUNS = 8
 """Number of times that functions are rough, to learn how far that carries: it may be 1 in 2 that what they are moved by
 decides the sign of a gradient."""
 
-_FIRST_ROUGH_RUNS = 2
-"""Number of those that come first; the rest is asked for where these do not do."""
-
 
 def roughness(job: Job, fed: Sequence[Arrays], state: Arrays) -> Roughness:
     """Learns how far the roughness of functions carries in some steps from certain variables.
@@ -110,9 +106,8 @@ def roughness(job: Job, fed: Sequence[Arrays], state: Arrays) -> Roughness:
     """
     plain = _plain(job)
     plain = replace(plain, precision=Precision.IEEE, options=replace(plain.options, simplify=False))
-    stepped = partial(CUDA.try_steps, plain, fed, state)
-    exact, *rough = stepped(None, *range(_FIRST_ROUGH_RUNS))
-    return Roughness(state, exact, rough, partial(stepped, *range(_FIRST_ROUGH_RUNS, _ROUGH_RUNS)))
+    exact, *rough = CUDA.try_steps(plain, fed, state, None, *range(_ROUGH_RUNS))
+    return Roughness(state, exact, rough)
 
 
 def _plain(job: Job) -> Job:

@@ -6,7 +6,7 @@ Variants of a model, and what is known of each while it is built, verified and m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain, cycle
@@ -428,35 +428,22 @@ class Roughness:
     Attributes:
         state: Variables before the steps.
         exact: What the steps give with functions as they are.
-        rough: What they give with rough ones, some times.
-        more: Gives what they give some more times, which takes longer.
+        rough: What they give with rough ones, several times.
     """
 
     state: Arrays
     exact: Ran
     rough: Sequence[Ran]
-    more: Callable[[], Sequence[Ran]]
-
-    def tolerances(self, part: int) -> Iterator[dict[str, float]]:
-        """Yields tolerances, three times as far as rough functions move what steps give: in some runs and, if these are asked for, in all.
-
-        Args:
-            part: 0 for outputs, 1 for variables and their changes.
-        """
-        yield self._by_some[part]
-        yield self._by_all[part]
 
     @cached_property
-    def _by_some(self) -> tuple[dict[str, float], dict[str, float]]:
-        return self._moved_by(self.rough)
+    def of_outputs(self) -> dict[str, float]:
+        """Tolerance of each output: three times as far as rough functions move it."""
+        return carried(compare(outputs, self.exact[0]) for outputs, _ in self.rough)
 
     @cached_property
-    def _by_all(self) -> tuple[dict[str, float], dict[str, float]]:
-        return self._moved_by([*self.rough, *self.more()])
-
-    def _moved_by(self, runs: Sequence[Ran]) -> tuple[dict[str, float], dict[str, float]]:
-        outputs = carried(compare(one, self.exact[0]) for one, _ in runs)
-        return outputs, carried(compare_state(after, self.exact[1], {}, self.state) for _, after in runs)
+    def of_variables(self) -> dict[str, float]:
+        """Tolerance of each variable and its change."""
+        return carried(compare_state(after, self.exact[1], {}, self.state) for _, after in self.rough)
 
     def settled(self, expected: Arrays, part: int) -> Arrays:
         """Gives TensorFlow's values without infinities and NaN that come of numbers below the least normal one, which it makes zero: where

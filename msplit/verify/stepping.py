@@ -142,8 +142,6 @@ class Steps:
     rough: Callable[[], Roughness] | None
     known: dict[Precision, dict[str, float]] = field(default_factory=dict)
     _moved: dict[Precision, dict[str, float]] = field(default_factory=dict, init=False)
-    _least: dict[Any, dict[str, float]] = field(default_factory=dict, init=False)
-    _decided: dict[Any, list[dict[str, float]]] = field(default_factory=dict, init=False)
     _seen: list[tuple[Any, Arrays, ModelComparison]] = field(default_factory=list, init=False)
 
     @cached_property
@@ -196,8 +194,7 @@ class Steps:
             found = _most(found, self._in_tf32[0])
             yield expected, found
         if not refused and (rough := self._roughness) is not None:
-            for tolerances in rough.tolerances(0):
-                yield rough.settled(expected, 0), _most(found, tolerances)
+            yield rough.settled(expected, 0), _most(found, rough.of_outputs)
 
     def learned(
         self,
@@ -235,32 +232,24 @@ class Steps:
         *,
         refused: bool,
     ) -> ModelComparison:
-        state, known, right = self.state, self.known, after
-        if (precision, tolerance) not in self._least:
-            self._least[precision, tolerance] = least_state_tolerances(state, after, precision, tolerance)
-        least = self._least[precision, tolerance]
-        found = compare_state(mine, after, least, state)
+        state, known = self.state, self.known
+        found = compare_state(mine, after, least_state_tolerances(state, after, precision, tolerance), state)
         if found.passed:
             return found
         stepped = partial(variables_after, self.truth, self.fed)
         if precision not in known:
             known[precision] = state_tolerances(
-                state, after, stepped, draws=draws(self.truth), precision=precision, least=least
+                state, after, stepped, draws=draws(self.truth), precision=precision, tolerance=tolerance
             )
         found = compare_state(mine, after, known[precision], state)
         if not found.passed and precision is Precision.TF32:
             known[precision] = _most(known[precision], self._in_tf32[1])
             found = compare_state(mine, after, known[precision], state)
         if not (found.passed or refused) and (rough := self._roughness) is not None:
-            after, least = rough.settled(after, 1), known[precision]
-            for tolerances in rough.tolerances(1):
-                known = {precision: _most(least, tolerances)}
-                found = compare_state(mine, after, known[precision], state)
-                if found.passed:
-                    break
+            after, known = rough.settled(after, 1), {precision: _most(known[precision], rough.of_variables)}
+            found = compare_state(mine, after, known[precision], state)
         if names := [one.name for one in found.outputs if not one.passed and one.needed < ANY_FINITE and not one.exact]:
-            decided = self._decided.setdefault((precision, after is right), [])
-            names = undetermined(state, after, stepped, names, precision=precision, known=decided)
+            names = undetermined(state, after, stepped, names, precision=precision)
             known[precision] |= dict.fromkeys(names, ANY_FINITE)
             found = compare_state(mine, after, known[precision], state)
         # What passes although it is half its size away was hardly compared: the user is told.

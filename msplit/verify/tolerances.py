@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,6 @@ def state_tolerances(
     draws: bool,
     precision: Precision,
     tolerance: float | None = None,
-    least: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Tolerance of each variable against another computation of the same steps, relative to its root mean square.
 
@@ -68,10 +66,9 @@ def state_tolerances(
         draws: Whether they draw random numbers.
         precision: In which the steps are made.
         tolerance: In place of the type's own.
-        least: As `least_state_tolerances` gives it, where that is known.
     """
     amplitude = _STATE[precision][1]
-    least = least_state_tolerances(state, after, precision, tolerance) if least is None else least
+    least = least_state_tolerances(state, after, precision, tolerance)
     expected = with_changes(after, state)
 
     def away(begun: Arrays) -> dict[str, float]:
@@ -80,19 +77,13 @@ def state_tolerances(
 
     again = away(state)
     if draws and any(again[name] > most for name, most in least.items()):
-        return dict(least)
+        return least
     carried = away(_moved(state, amplitude))
     return {name: max(most, CARRIED * max(carried[name], again[name])) for name, most in least.items()}
 
 
 def undetermined(
-    state: Arrays,
-    after: Arrays,
-    stepped: Callable[[Arrays], Arrays],
-    names: Sequence[str],
-    *,
-    precision: Precision,
-    known: list[dict[str, float]] | None = None,
+    state: Arrays, after: Arrays, stepped: Callable[[Arrays], Arrays], names: Sequence[str], *, precision: Precision
 ) -> list[str]:
     """Of some variables and changes, those that TensorFlow's own rounding decides: each time that the values to begin with are moved by no
     more than rounding, they come out at least half their size away. The gradient of a bias in front of a batch norm is one, which is zero
@@ -104,19 +95,12 @@ def undetermined(
         stepped: As `state_tolerances` has it.
         names: As `with_changes` has them.
         precision: In which the steps are made.
-        known: What was found of other names before, each time that values were moved; it is added to.
     """
     expected = with_changes(after, state)
-    known = [] if known is None else known
     for seed in range(_FEWER_MOVES):
-        if not names:
-            break
-        if seed == len(known):
-            begun = _moved(state, _STATE[precision][1] / _TIMES_ROUNDING, seed)
-            other = with_changes(stepped(begun), begun)
-            compared = [name for name, value in expected.items() if tolerance_of(value.dtype.name)]
-            known.append({name: distance(other[name], expected[name]) for name in compared})
-        names = [name for name in names if known[seed][name] >= DECIDES]
+        begun = _moved(state, _STATE[precision][1] / _TIMES_ROUNDING, seed)
+        other = with_changes(stepped(begun), begun) if names else {}
+        names = [name for name in names if distance(other[name], expected[name]) >= DECIDES]
     return list(names)
 
 
@@ -134,14 +118,9 @@ def least_state_tolerances(
             whole, changed = np.asarray(after[name.removeprefix("change of ")]), value != 0
             if changed.any() and not changed.all():
                 whole = whole[changed]
-            places = 4 * _epsilon(value.dtype) * norm(whole)
+            places = 4 * float(finfo(value.dtype).eps) * norm(whole)
             found[name] = max(least, places / max(norm(value), SMALLEST_SCALE * value.size**0.5, 1e-300))
     return found
-
-
-@functools.cache
-def _epsilon(dtype: np.dtype[Any]) -> float:
-    return float(finfo(dtype).eps)
 
 
 def output_tolerances(
