@@ -133,6 +133,11 @@ class Service:
     lost: list[DeviceLost] = field(default_factory=list)
     _aside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="msplit-large"))
 
+    @property
+    def ready(self) -> bool:
+        """True while it takes requests and can answer them."""
+        return not self.stopping.is_set() and self.models.ready
+
     def look(self) -> None:
         """Stops the server when a GPU has failed, whether anybody was told or not."""
         for version in self.models:
@@ -293,10 +298,10 @@ def _open_version(context: RequestContext, name: str, number: str) -> Version:
 
 def open_model_ready(context: RequestContext, request: Any) -> Any:
     """`ModelReady`."""
-    ready = not context.service.stopping.is_set()
-    if ready:
-        _open_version(context, request.name, request.version)
-    return messages.ModelReadyResponse(ready=ready)
+    if context.service.stopping.is_set():
+        return messages.ModelReadyResponse(ready=False)
+    version = _open_version(context, request.name, request.version)
+    return messages.ModelReadyResponse(ready=version.ready)
 
 
 def open_model(context: RequestContext, request: Any) -> Any:
@@ -368,7 +373,7 @@ def health(context: RequestContext, request: Any) -> Any:
     """`Check`."""
     if request.service not in SERVICES:
         raise Refusal(StatusCode.NOT_FOUND, f"unknown service {request.service}")
-    return messages.HealthCheckResponse(status=2 if context.service.stopping.is_set() else 1)
+    return messages.HealthCheckResponse(status=1 if context.service.ready else 2)
 
 
 _WITH_TENSORS: dict[str, Callable[[RequestContext, bytes], Awaitable[bytes]]] = {
@@ -381,9 +386,7 @@ _METHODS: dict[str, Callable[[RequestContext, Any], Any]] = {
     "GetModelMetadataRequest": serving_metadata,
     "GetModelStatusRequest": serving_status,
     "ServerLiveRequest": lambda context, request: messages.ServerLiveResponse(live=True),
-    "ServerReadyRequest": lambda context, request: messages.ServerReadyResponse(
-        ready=not context.service.stopping.is_set()
-    ),
+    "ServerReadyRequest": lambda context, request: messages.ServerReadyResponse(ready=context.service.ready),
     "ModelReadyRequest": open_model_ready,
     "ServerMetadataRequest": lambda context, request: messages.ServerMetadataResponse(**SERVER),
     "ModelMetadataRequest": open_model,
