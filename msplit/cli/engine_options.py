@@ -93,6 +93,8 @@ class PoolOptions:
         "--pool", "max-memory", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True)
     )
     host_threads: int | None = key("--pool", "host-threads", "Threads for what runs on the host.", click.IntRange(1))
+    workers: int | None = key("--pool", "workers", "Processes on each GPU.", click.IntRange(1, 64))
+    retries: int = key("--pool", "retries", "Further runs if a process ends.", click.IntRange(0), 1)
 
     def settings(self) -> PoolSettings:
         """The same for `msplit.pool`."""

@@ -20,7 +20,6 @@ from msplit.progress import Progress
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.runtime.executables import Compiled
-    from msplit.engines.cuda.runtime.host import StepCounter
     from msplit.engines.cuda.search import (
         CompiledVariant,
         CompiledVariants,
@@ -43,7 +42,6 @@ __all__ = [
     "Restored",
     "SimulatedVariant",
     "SimulatedVariants",
-    "StepCounter",
     "Weights",
 ]
 

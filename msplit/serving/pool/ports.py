@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, refuse
 from msplit.engines.tensors import as_array, lies_on, tensor
 from msplit.errors import EngineError
+from msplit.formats.tensors import numpy_dtype
 
 Shape = tuple[int, ...]
 
@@ -99,6 +101,30 @@ class Ports:
         return {
             name: Port(_kept_as(value.dtype).name, (None, *value.shape[1:]) if self._made.get(name) else value.shape)
             for name, value in example.items()
+        }
+
+    def on_host(self) -> Ports:
+        """A copy that takes no tensor of the device as it is."""
+        found = copy.copy(self)
+        found._device = None
+        return found
+
+    def input_layout(self, rows: int) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+        """Type and shape of each input of a request of so many rows; None where there are strings."""
+        if self._texts:
+            return None
+        return {name: (dtype, self._shape(name, rows)) for name, dtype, _, _ in self._wanted}
+
+    def output_layout(self, outputs: Mapping[str, Port], rows: int) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+        """Type and shape of each output of an answer to so many rows, as far as they are known; None where there are strings."""
+        if any(port.dtype == _TEXT.name for port in outputs.values()):
+            return None
+        return {
+            name: (
+                numpy_dtype(port.dtype),
+                tuple([rows * self._made[name] if size is None else size for size in port.shape]),
+            )
+            for name, port in outputs.items()
         }
 
     def check(self, feeds: Feeds) -> tuple[Feeds, int, Hashable]:

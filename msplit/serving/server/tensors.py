@@ -18,7 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import escape
-from msplit.errors import Busy, Closed, DeviceLost, EngineError, InvalidInput, LoadError, MsplitError, TimedOut
+from msplit.errors import (
+    Busy,
+    Closed,
+    DeviceLost,
+    EngineError,
+    InvalidInput,
+    LoadError,
+    MsplitError,
+    ProcessLost,
+    TimedOut,
+)
 from msplit.formats import tensors as protos
 from msplit.serving.server import messages
 
@@ -95,6 +105,7 @@ _CODES: tuple[tuple[type[EngineError], StatusCode], ...] = (
     (TimedOut, StatusCode.DEADLINE_EXCEEDED),
     (Closed, StatusCode.UNAVAILABLE),
     (DeviceLost, StatusCode.UNAVAILABLE),
+    (ProcessLost, StatusCode.UNAVAILABLE),
     (InvalidInput, StatusCode.INVALID_ARGUMENT),
 )
 
