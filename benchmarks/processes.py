@@ -1,32 +1,31 @@
-"""Processes behind one pool: what a request's trip there and back costs, how many GPUs one thread keeps busy, and what kills do.
+"""Processes behind one pool: how many GPUs one thread keeps busy, what a trip to another process costs, and what kills do.
 
-    python benchmarks/models.py GRAPHS                       # where TensorFlow is
-    python benchmarks/processes.py GRAPHS --out OUT [--gpus 1,2,4] [--models ple:128] [--requests 1000000]
-    python benchmarks/processes.py --only wakeups,trip       # needs no GPU and no models
+    python benchmarks/foreign.py GRAPHS ple                                # where TensorFlow is: the model without its weights
+    python benchmarks/processes.py GRAPHS --out OUT [--gpus 1,2,4]         # without it, in two minutes
+    python benchmarks/processes.py GRAPHS --out OUT --only kills --kills 20 --every 10
+    python benchmarks/processes.py --only trip                             # needs no GPU and no model
 
-Three parts, each by `--only`:
+Parts, chosen by `--only`:
 
-- *wakeups*: ways to wake another process: a trip there and back, and what telling costs the one who tells.
-- *trip*: requests to a model that does nothing, in this process and in others: p50, requests per second, and processor time here.
-- *rates*: a model on n GPUs, asked by one thread: a pool in this process on one GPU, and a process for each. Efficiency is over n times the
-  first. Answers are looked at in the next part.
-- *kills*: so many requests, each with other inputs, while a process is killed every few seconds. Each answer is held against a plain step.
+- *rates*: a model asked by one thread, with requests of as many rows as its largest step has, and of single rows, which share steps. In
+  turns: a pool whose steps run in this process; pools of one process for each of n GPUs; and n processes with a pool and a caller of their
+  own, which is the most that n GPUs can answer. Efficiency is over n times the first. *p50* is that of one request at a time.
+- *kills*: requests that are all different, while a process is killed every few seconds. Each answer is held against a plain step.
+- *trip*: a model that does nothing, in this process and in others: what a request costs here.
 
-`--device cpu` shows that it works; its times say nothing about a GPU.
+The build is made once and kept in OUT. `--device cpu` shows that it works; its times say nothing about a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
 import json
-import mmap
-import multiprocessing
 import os
 import resource
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -53,83 +52,10 @@ from msplit.serving.pool.steps import SimulatedSlot, StepSlot
 
 TRIPS = 2000
 GROUPS, WINDOW = 4, 4
-"""Arenas on each GPU, and requests on their way for each arena."""
+"""Slots on each GPU, and full requests on their way for each slot."""
+SINGLE = 512
+"""Single rows on their way for each GPU."""
 DISTINCT = 64
-CHUNK = 4096
-"""Requests that are compared at once."""
-
-
-# Wake-ups
-
-_FUTEX = 202
-_WAIT, _WAKE = 0, 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-Way = tuple[Callable[[], object], Callable[[], object]]
-"""Tells, and waits until it is told."""
-
-
-def _eventfd() -> Way:
-    handle = os.eventfd(0)
-    return lambda: os.eventfd_write(handle, 1), lambda: os.eventfd_read(handle)
-
-
-def _pipe() -> Way:
-    reads, writes = os.pipe()
-    return lambda: os.write(writes, b"."), lambda: os.read(reads, 1)
-
-
-def _semaphore() -> Way:
-    one = multiprocessing.Semaphore(0)
-    return one.release, one.acquire
-
-
-def _futex() -> Way:
-    word = ctypes.c_uint32.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
-
-    def tell() -> None:
-        word.value = 1
-        _LIBC.syscall(_FUTEX, ctypes.byref(word), _WAKE, 1, None, None, 0)
-
-    def wait() -> None:
-        while not word.value:
-            _LIBC.syscall(_FUTEX, ctypes.byref(word), _WAIT, 0, None, None, 0)
-        word.value = 0
-
-    return tell, wait
-
-
-def wakeups(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """µs from one process to another and back, of each way, and of telling where nobody waits. Ways take turns."""
-    del args
-    ways = {"eventfd": _eventfd, "pipe": _pipe, "semaphore": _semaphore, "futex": _futex}
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    telling: dict[str, float] = {}
-    for turn in range(3):
-        for name, way in ways.items():
-            (tell, wait), (back, hear) = way(), way()
-            child = os.fork()
-            if not child:
-                for _ in range(TRIPS):
-                    wait()
-                    back()
-                os._exit(0)
-            for _ in range(TRIPS):
-                start = time.perf_counter()
-                tell()
-                hear()
-                found[name].append(time.perf_counter() - start)
-            os.waitpid(child, 0)
-            if not turn:
-                start = time.process_time()
-                for _ in range(TRIPS):
-                    tell()
-                telling[name] = (time.process_time() - start) / TRIPS * 1e6
-    return [
-        {"what": name, "p50_us": statistics.median(times) * 1e6, "tell_us": telling[name]}
-        for name, times in found.items()
-    ]
 
 
 # A model that does nothing
@@ -181,62 +107,127 @@ def _used() -> float:
     return now.ru_utime + now.ru_stime
 
 
-# Models on GPUs
+# A model on GPUs
 
 
-def built(args: argparse.Namespace, item: str) -> tuple[Path, int]:
-    """A model's build, and the rows of its requests."""
-    name, _, size = item.partition(":")
-    path = args.folder / name
-    if not path.is_file():
-        path = models.fill(args.folder, args.out, name, int(size))
-    fast = {"effort": "fast"} if args.device == "cpu" else {}
-    made = args.out / f"{name}-{size}.build"
-    msplit.build(
-        path, made, streams=(args.streams,), engine="cuda", device=args.device, batches=(int(size),), force=True, **fast
-    )
-    return made, int(size)
+def built(args: argparse.Namespace) -> Path:
+    """The model's build, made once."""
+    name, _, size = args.model.partition(":")
+    made: Path = args.out / f"{name}-{size}-{args.device}.build"
+    if not made.is_dir():
+        path = args.folder / name
+        if not path.is_file():
+            path = models.fill(args.folder, args.out, name, int(size))
+        start = time.perf_counter()
+        fast = {"effort": "fast"} if args.device == "cpu" else {}
+        batches = tuple(sorted({1, max(int(size) // 8, 1), int(size)}))
+        msplit.build(path, made, streams=(args.streams,), engine="cuda", device=args.device, batches=batches, **fast)
+        print(f"built in {time.perf_counter() - start:.0f} s", flush=True)
+    return made
+
+
+def opened(args: argparse.Namespace, path: Path, count: int = 0) -> Pool:
+    """A pool in this process, or one of a process for each of so many GPUs."""
+    gpus = {"devices": tuple(range(count)), "workers": 1} if count else {}
+    return msplit.pool(path, engine="cuda", device=args.device, groups=GROUPS, **gpus)
+
+
+def asked(args: argparse.Namespace, path: Path, pool: Pool, count: int) -> list[tuple[float, ...]]:
+    """Of full requests and of single rows: rate, p50 and p99 of many, p50 of one at a time, processor µs of each."""
+    size = int(args.model.partition(":")[2])
+    found: list[tuple[float, ...]] = []
+    for rows, window in ((size, GROUPS * WINDOW * count), (1, SINGLE * count)):
+        feeds = of_ports(of_build(path), pool.inputs, rows, DISTINCT, 0)
+        flood(pool, feeds, window, min(0.3, args.seconds))
+        times = []
+        for number in range(TRIPS // 10):
+            start = time.perf_counter()
+            pool.step(feeds[number % DISTINCT])
+            times.append(time.perf_counter() - start)
+        used, start = _used(), time.perf_counter()
+        rate, median, high = flood(pool, feeds, window, args.seconds)
+        spent = (_used() - used) / (rate * (time.perf_counter() - start)) * 1e6
+        found.append((rate, median, high, statistics.median(times) * 1e6, spent))
+    return found
+
+
+def beside(args: argparse.Namespace, path: Path, count: int) -> list[tuple[float, ...]]:
+    """So many processes at once, each with a pool and a caller of its own: rates in all, the worst times."""
+    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    command = [sys.executable, __file__, str(path), "--worker", "--device", args.device, "--model", args.model]
+    workers: list[Any] = []
+    try:
+        for gpu in range(count):
+            own = (seen[gpu] if gpu < len(seen) else str(gpu)) if args.device == "cuda" else ""
+            workers.append(
+                subprocess.Popen(
+                    [*command, "--seconds", str(args.seconds)],
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": own},
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                )
+            )  # fmt: skip
+        for one in workers:
+            if one.stdout.readline() != "ready\n":
+                raise RuntimeError("a worker did not get ready: what it says is above")
+        for one in workers:
+            one.stdin.write("go\n")
+            one.stdin.flush()
+        told = [json.loads(one.communicate(timeout=60 + 20 * args.seconds)[0]) for one in workers]
+    finally:
+        for one in workers:
+            one.kill()
+            one.wait()
+    return [
+        (sum(one[0] for one in each), *(max(column) for column in [*zip(*each, strict=True)][1:]))
+        for each in zip(*told, strict=True)
+    ]
+
+
+def work(args: argparse.Namespace) -> None:
+    """One of these processes."""
+    with opened(args, args.folder) as pool:
+        pool.step(of_ports(of_build(args.folder), pool.inputs, 1, 1, 0)[0])
+        print("ready", flush=True)
+        sys.stdin.readline()
+        print(json.dumps(asked(args, args.folder, pool, 1)), flush=True)
 
 
 def rates(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Requests per second of one thread, the best of three turns."""
-    found: dict[tuple[str, str, int], tuple[float, float, float]] = {}
-    for item in args.models.split(","):
-        path, rows = built(args, item)
-        for _ in range(1 if args.seconds < 1 else 3):
-            for count in (0, *args.counts):
-                gpus = {"devices": tuple(range(count)), "workers": 1} if count else {}
-                with msplit.pool(path, engine="cuda", device=args.device, groups=GROUPS, **gpus) as pool:
-                    feeds = of_ports(of_build(path), pool.inputs, rows, DISTINCT, 0)
-                    flood(pool, feeds, GROUPS * WINDOW, min(0.2, args.seconds))
-                    used = _used()
-                    one = flood(pool, feeds, GROUPS * WINDOW * max(count, 1), args.seconds)
-                    one = (*one, (_used() - used) / (one[0] * args.seconds) * 1e6)
-                found[item, "processes" if count else "in this process", count or 1] = max(
-                    one, found.get((item, "processes" if count else "in this process", count or 1), one)
+    """The table of rates."""
+    path, found = built(args), []
+    for count in (0, *args.counts):
+        with opened(args, path, count) as pool:
+            found.append(
+                (
+                    "a process for each, one pool" if count else "in this process",
+                    count or 1,
+                    asked(args, path, pool, count or 1),
                 )
+            )
+    for count in args.counts:
+        found.append(("a process for each, on its own", count, beside(args, path, count)))
+    first = found[0][2]
+    size = args.model.partition(":")[2]
     return [
         {
-            "what": f"{item}, {how}", "gpus": count, "rate": rate, "p50_us": median, "p99_us": high, "processor_us": used,
-            "efficiency": rate / found[item, "in this process", 1][0] / count,
+            "what": f"{rows} rows, {how}" if number == 0 else f"1 row, {how}", "gpus": count, "rate": each[number][0],
+            "efficiency": each[number][0] / first[number][0] / count, "p50_us, one": each[number][3],
+            "p50_us, many": each[number][1], "p99_us, many": each[number][2], "processor_us": each[number][4],
         }
-        for (item, how, count), (rate, median, high, used) in found.items()
+        for number, rows in enumerate((size, "1")) for how, count, each in found
     ]  # fmt: skip
 
 
 def kills(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Distinct requests while a process is killed every few seconds: how many were right, wrong, and not answered."""
-    path, rows = built(args, args.models.split(",")[0])
-    gpus = tuple(range(max(args.counts)))
-    done, over, killed = Counter[str](), threading.Event(), list[int]()
+    path, rows = built(args), int(args.model.partition(":")[2])
+    count = max(args.counts)
+    done, over, killed = Counter[str](right=0, wrong=0), threading.Event(), list[int]()
     began = time.monotonic()
-    with (
-        msplit.open(path) as runner,
-        msplit.pool(path, engine="cuda", device=args.device, devices=gpus, workers=args.workers, groups=GROUPS) as pool,
-    ):
+    with msplit.open(path) as runner, opened(args, path, count) as pool:
 
         def kill() -> None:
-            while not over.wait(args.every):
+            while len(killed) < args.kills and not over.wait(args.every):
                 alive = [one.pid for one in pool.processes() if one.pid]
                 if alive:
                     killed.append(alive[len(killed) % len(alive)])
@@ -245,12 +236,13 @@ def kills(args: argparse.Namespace) -> list[dict[str, Any]]:
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            for first in range(0, args.requests, CHUNK):
-                feeds = of_ports(of_build(path), pool.inputs, rows, min(CHUNK, args.requests - first), seed=first)
+            seed = 0
+            while len(killed) < args.kills or not all(one.pid for one in pool.processes()):
                 going: deque[Any] = deque()
-                for one in feeds:
+                seed += 1
+                for one in of_ports(of_build(path), pool.inputs, rows, DISTINCT * 4, seed):
                     going.append((one, pool.submit(one)))
-                    if len(going) >= GROUPS * WINDOW * len(pool.processes()):
+                    if len(going) >= GROUPS * WINDOW * count:
                         done[_outcome(runner, *going.popleft())] += 1
                 for one, answer in going:
                     done[_outcome(runner, one, answer)] += 1
@@ -259,20 +251,11 @@ def kills(args: argparse.Namespace) -> list[dict[str, Any]]:
             killer.join()
         restarts = sum(one.restarts for one in pool.processes())
     seconds = time.monotonic() - began
-    return [
-        {
-            "what": "kills",
-            "requests": args.requests,
-            "kills": len(killed),
-            "restarts": restarts,
-            "seconds": seconds,
-            **done,
-        }
-    ]
+    return [{"what": "kills", "gpus": count, "kills": len(killed), "restarts": restarts, "seconds": seconds, **done}]
 
 
 def _outcome(runner: Any, feeds: Any, answer: Any) -> str:
-    """What became of a request: right, wrong, or the error that it got."""
+    """Names what became of a request: right, wrong, or the error that it got."""
     try:
         found = answer.result(120)
     except msplit.MsplitError as problem:
@@ -282,12 +265,7 @@ def _outcome(runner: Any, feeds: Any, answer: Any) -> str:
     return "right" if right and found.keys() == expected.keys() else "wrong"
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
-    "wakeups": wakeups,
-    "trip": trip,
-    "rates": rates,
-    "kills": kills,
-}
+PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {"rates": rates, "kills": kills, "trip": trip}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -307,25 +285,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="models; needed for rates and kills")
     parser.add_argument("--only", help=f"parts, such as {','.join(PARTS)} (default: all for which there is a folder)")
-    parser.add_argument("--models", default="ple:128")
+    parser.add_argument("--model", default="ple:128", help="name, or file in the folder, and rows of its largest step")
     parser.add_argument("--out", type=Path, default=Path("processes-results"))
     parser.add_argument("--gpus", help="how many, such as 1,2,4 (default: 1, 2, 4, 8 as far as there are)")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
-    parser.add_argument("--requests", type=int, default=1_000_000, help="of the part kills")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between two kills")
-    parser.add_argument("--workers", type=int, default=1, help="on each GPU, of the part kills")
+    parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--every", type=float, default=3.0, help="seconds between two kills")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    chosen = args.only.split(",") if args.only else [*PARTS][: None if args.folder else 2]
-    if args.folder is None and not {*chosen} <= {"wakeups", "trip"}:
+    if args.worker:
+        work(args)
+        return
+    chosen = args.only.split(",") if args.only else [*PARTS] if args.folder else ["trip"]
+    if args.folder is None and {*chosen} != {"trip"}:
         parser.error("rates and kills need the folder of models")
     if args.folder is not None:
         import torch
 
         there = torch.cuda.device_count() if args.device == "cuda" else 2
-        asked = {*map(int, args.gpus.split(","))} if args.gpus else {1, 2, 4, 8}
-        args.counts = sorted(count for count in asked if count <= there or args.gpus)
+        asked_for = {*map(int, args.gpus.split(","))} if args.gpus else {1, 2, 4, 8}
+        args.counts = sorted(count for count in asked_for if count <= there or args.gpus)
     args.out.mkdir(parents=True, exist_ok=True)
     known: dict[str, Any] = {"argv": sys.argv, "device": args.device, "cores": len(os.sched_getaffinity(0))}
     for name in chosen:
