@@ -345,18 +345,17 @@ class LoopDriver:
         else:
             future.add_done_callback(arrive)
         self._since = time.perf_counter()
-        if self.descriptor is not None:
-            if self._loop is not loop:
-                self._loop = loop
-                loop.add_reader(self.descriptor, self.drive)
-        elif self.polls and not self._working:
+        if self.descriptor is not None and self._loop is not loop:
+            self._loop = loop
+            loop.add_reader(self.descriptor, self.drive)
+        if self.polls and not self._working:
             self._working = True
             loop.call_soon(self._turn)
         return waiter
 
     def _turn(self) -> None:
         self._working = False  # if it fails, the next request tries again
-        self._working = self.drive()
+        self._working = self.drive() and self.descriptor is None
         if not self._working:
             return
         loop = asyncio.get_running_loop()

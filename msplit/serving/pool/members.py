@@ -10,7 +10,7 @@ from contextlib import suppress
 from weakref import finalize
 
 from msplit.engines.process import Process
-from msplit.errors import EngineError
+from msplit.errors import EngineError, ProcessLost
 from msplit.progress import Progress
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ring import Memory, unpacked_error
@@ -130,3 +130,9 @@ class Member:
             return 0
         came, waiting, *_ = self.memory.counts()
         return max(self.sent - came + waiting, 0)
+
+
+def lost(place: str, why: str) -> ProcessLost:
+    """Error of the requests that a process had."""
+    what = f"the process of {place} ended while it had the request{why}"
+    return ProcessLost(what, fix="send it again, unless such requests end it each time")

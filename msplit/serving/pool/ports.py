@@ -92,6 +92,8 @@ class Ports:
         }
         # For `check` and `join`: what each input must be, and those that requests of one step have to agree in.
         self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
+        self._counted = next(((name, count) for name, count in self._entries.items() if count), ("", 1))
+        self._exact: dict[int, list[tuple[str, np.dtype[Any], Shape]]] = {}  # the same for a number of rows
         self._shapes = dict(shapes)
         self._shared = [name for name, count in self._entries.items() if not count and self.joins]
         self._texts = [name for name in largest if dtypes[name] == _TEXT]
@@ -139,21 +141,17 @@ class Ports:
         """
         # A short way for most requests: a dictionary of all inputs, each an array of the right type and shape.
         if self.joins and not self._texts and type(feeds) is dict and len(feeds) == len(self._wanted):
-            rows = -1
-            for name, dtype, shape, count in self._wanted:
-                value = feeds.get(name)
-                if type(value) is not np.ndarray or value.dtype != dtype:
-                    break
-                if not count:
-                    if value.shape != shape:
+            first, count = self._counted
+            value = feeds.get(first)
+            rows = len(value) // count if type(value) is np.ndarray and value.ndim else 0
+            if 0 < rows <= self.batches[-1]:
+                if rows not in self._exact:
+                    self._exact[rows] = [(name, dtype, self._shape(name, rows)) for name, dtype, _, _ in self._wanted]
+                for name, dtype, shape in self._exact[rows]:
+                    value = feeds.get(name)
+                    if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
                         break
-                    continue
-                if rows < 0 and value.ndim:
-                    rows = len(value) // count
-                if value.shape[:1] != (rows * count,) or value.shape[1:] != shape[1:]:
-                    break
-            else:
-                if 0 < rows <= self.batches[-1]:
+                else:
                     return feeds, rows, self._key(feeds)
         if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"

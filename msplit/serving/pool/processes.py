@@ -21,17 +21,19 @@ from types import SimpleNamespace
 from weakref import ref
 
 from msplit.errors import Busy, DeviceLost, ProcessLost, TimedOut
-from msplit.serving.pool.members import Member, PoolProcess
+from msplit.serving.pool.members import Member, PoolProcess, lost
 from msplit.serving.pool.ring import Memory
-from msplit.serving.pool.scheduler import NOTHING, Decision, Request, Scheduler, Stats, Step
+from msplit.serving.pool.scheduler import NOTHING, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState
+from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, settle
 from msplit.serving.pool.worker import Hello
 
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before a process that can not be started is started once more: at first, and at most."""
 _MOST_STARTS = 3
 """Attempts without success, one after the other, after which a pool without any process is given up."""
+_TOGETHER = 8
+"""Most requests of which a process is told together."""
 _NAP = 1e-3
 """Seconds that a thread waits for an answer before it looks for anything else that it may wait for."""
 
@@ -58,7 +60,7 @@ class ProcessSteps(PoolSteps):
         spins: bool,
     ) -> None:
         self._members = [Member(*member) for member in members]
-        self._each, self._settings = hello.sizes.slots, settings
+        self._each, self._few, self._settings = hello.sizes.slots, 2 * int(hello.settings.groups), settings
         self._start_again, self._check = start, check
         slots = [
             (settings.level_of(slot, self._each), number)
@@ -92,27 +94,35 @@ class ProcessSteps(PoolSteps):
 
     def put(self, request: Request) -> None:
         """Takes a request, and sends it to a process if one has room. Raises what `Scheduler.put` does."""
-        request.key, request.claim = None, partial(_is_wanted, request.future)
+        request.key = None
         with self._lock:
-            self._refuse_more()
+            if self._settings.max_queue:
+                self._refuse_more()
             step = self.scheduler.start_now(request)
-            decision = Decision(step) if step is not None else self.scheduler.put(request)
-        if decision is not NOTHING:
+            if step is None:
+                request.claim = partial(_is_wanted, request.future)
+                decision = self.scheduler.put(request)
+        if step is None:
             self._begin(decision)
-            if self._over or self._answers:
-                self.deliver()
+        else:
+            try:
+                self._fly(step)
+            except Exception as problem:  # noqa: BLE001  it is the request's
+                self._over.append((step, problem))
+        if self._over or self._answers:
+            self.deliver()
 
     def _refuse_more(self) -> None:
         """Refuses a request where as many wait as may, here and in the processes."""
-        if most := self._settings.max_queue:
-            waiting = self.scheduler.queue.count + sum(member.waiting() for member in self._members)
-            if waiting >= most:
-                self.scheduler.queue.refused += 1
-                what = f"{waiting} requests wait already, the most that may"
-                raise Busy(what, fix="send it again later, or raise max_queue")
+        waiting = self.scheduler.queue.count + sum(member.waiting() for member in self._members)
+        if waiting >= self._settings.max_queue:
+            self.scheduler.queue.refused += 1
+            what = f"{waiting} requests wait already, the most that may"
+            raise Busy(what, fix="send it again later, or raise max_queue")
 
     def _fly(self, step: Step) -> None:
-        """Writes a request into its slot, and tells the process."""
+        """Writes a request into its slot, and tells the process: at once, or of several together where it has enough to do until somebody
+        polls, which the pool's own thread does after a millisecond."""
         number, slot = divmod(step.slot, self._each)
         member, (request,) = self._members[number], step.requests
         memory = member.memory
@@ -122,13 +132,29 @@ class ProcessSteps(PoolSteps):
                 if member.memory is memory:  # else it ended meanwhile
                     member.trips[slot], memory.flags[slot] = step, 0
                     member.sent += 1
-                    memory.requests.push(slot)
-                    memory.requests.ring()
+                    requests = memory.requests
+                    requests.push(slot)
+                    if requests.untold >= _TOGETHER or len(member.trips) <= self._few:
+                        requests.ring()
                     return
-        self._over.append((step, _lost(member.place, "")))
+        self._over.append((step, lost(member.place, "")))
+
+    def _tell(self) -> None:
+        """Tells the processes of requests that they were not told of yet."""
+        for member in self._members:
+            memory = member.memory
+            if memory is not None and memory.requests.untold:
+                with member.lock:
+                    memory.requests.ring()
+
+    def start_due(self, now: float, *, join: bool = True) -> None:
+        """As `PoolSteps.start_due`; called by threads that are about to wait."""
+        self._tell()
+        super().start_due(now, join=join)
 
     def poll(self) -> bool:
         """Takes what has come from the processes, one thread at a time. True if there was anything."""
+        self._tell()
         if not self._polling.acquire(blocking=False):
             return False
         try:
@@ -154,11 +180,20 @@ class ProcessSteps(PoolSteps):
         running.close()
 
     def _hear(self, member: Member) -> None:
-        memory = member.memory
-        for slot in memory.answers.take() if memory is not None else ():
-            assert memory is not None
-            step = member.trips.pop(slot)
-            self._over.append((step, memory.told(slot, step.rows)))
+        """Takes what a process has answered. Most answers are taken together: one at a time they need twice as long."""
+        memory, trips = member.memory, member.trips
+        if memory is None or not (slots := memory.answers.take()):
+            return
+        came = [(step := trips.pop(slot), memory.told(slot, step.rows)) for slot in slots]
+        with self._lock:
+            usual = settle([(step.requests[0].future, result) for step, result in came])
+            for (step, _), done in zip(came, usual, strict=True):
+                if done:
+                    self.scheduler.answered(step)
+        if not all(usual):
+            self._over.extend(one for one, done in zip(came, usual, strict=True) if not done)
+        for _ in range(min(len(came), self.scheduler.queue.count)):
+            self.start_due(self.polled)
 
     def _bury(self, member: Member) -> None:
         """Takes note that a process has ended, and has another one started."""
@@ -167,7 +202,7 @@ class ProcessSteps(PoolSteps):
                 return
             self.scheduler.withdraw(self._members.index(member))
             running, trips = member.running, member.retire()  # from here on there may be another one
-        problem = _lost(member.place, running.last_words())
+        problem = lost(member.place, running.last_words())
         self._over.extend((step, problem) for step in trips)
         self._hang_up(running)
 
@@ -190,10 +225,8 @@ class ProcessSteps(PoolSteps):
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             with self._lock:
-                over = self._is_over()
-                if not over:
-                    member.memory = memory
-                    member.restarts += 1
+                if not (over := self._is_over()):
+                    member.memory, member.restarts = memory, member.restarts + 1
                     self.scheduler.restore(number)
             if over:
                 member.running.close()
@@ -210,11 +243,11 @@ class ProcessSteps(PoolSteps):
 
     def _give_up(self, problem: Exception) -> None:
         """Fails all requests, since no process can be started."""
-        lost = DeviceLost(f"no process of the pool can be started: {getattr(problem, 'what', problem)}")
+        why = DeviceLost(f"no process of the pool can be started: {getattr(problem, 'what', problem)}")
         with self._lock:
-            self.scheduler.lost = lost
+            self.scheduler.lost = why
             left = self.scheduler.clear()
-        self._answers.extend((request, lost) for request in left)
+        self._answers.extend((request, why) for request in left)
         self.deliver()
 
     def _end(self, step: Step, result: Answer | Exception) -> None:
@@ -315,8 +348,3 @@ def _is_wanted(future: PoolFuture) -> bool:
         return True
     future.set_running_or_notify_cancel()
     return False
-
-
-def _lost(place: str, why: str) -> ProcessLost:
-    what = f"the process of {place} ended while it had the request{why}"
-    return ProcessLost(what, fix="send it again, unless such requests end it each time")

@@ -1,22 +1,25 @@
-"""Memory that two processes share: requests go in, answers come out, and no array is pickled.
+"""Memory that two processes share: requests go in, answers come out, and no array is pickled that has the shape of its port.
 
-A file without a name (`memfd_create`), mapped by both, so that nothing is left of it however either process ends. Little-endian.
+A file without a name (`memfd_create`), mapped by both, so that nothing is left of it however either process ends. Its parts begin at
+multiples of a page, and numbers are little-endian:
 
-| from byte | what |
+| part | what |
 | --- | --- |
-| 0 | `COUNTS`: what the pool of the worker has counted so far |
-| 64 | ring of requests: as many uint32 as there are slots, each the number of a slot that has a request |
-| behind it | ring of answers, likewise |
-| behind it | a byte for each slot: 1 where nobody waits for its request any more |
-| behind it, from a multiple of 64 | for each slot `REQUEST`, then for each slot `ANSWER` |
-| from a multiple of 4,096 | for each slot the inputs of its request, then for each slot the outputs |
+| counts | `COUNTS`: what the pool of the worker has counted so far |
+| requests | ring: as many uint32 as there are slots, each the number of a slot that has a request |
+| answers | ring of answers, likewise |
+| flags | a byte for each slot: 1 where nobody waits for its request any more |
+| heads | for each slot `REQUEST`, then for each slot `ANSWER` |
+| inputs, outputs | for each slot the arrays of its request, then for each slot those of its answer |
+| spilled | likewise, what is not laid out, pickled |
 
 A slot belongs to the caller until its number is in the ring of requests, then to the worker until its number is in the ring of answers.
 A ring has room for all slots, so that it is never full: requests wait where no slot is free. An eventfd tells how many numbers are new, and
 wakes who waits. Its system calls also order the memory, on every processor: who was told of a number sees all that its slot holds.
 
-Arrays lie one behind the other at multiples of 64 bytes, in the order of the ports, where shapes are those of so many rows. Else, as with
-strings, a description follows them. Strings, and outputs, have room for `SPILL` bytes more, which take memory only while in use.
+Arrays lie one behind the other at multiples of 64 bytes, in the order of the ports, where shapes are those of so many rows. Those of all
+slots are side by side, so that small ones stay in the processor's cache. What is shaped otherwise, strings, and errors take memory of their
+own only while they are there.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -37,17 +41,17 @@ from msplit.errors import Closed, EngineError, MsplitError
 
 COUNTS = struct.Struct("<6q")
 """Requests that came, that wait, steps that ended, that run, rows of steps, rows of padding."""
-REQUEST = struct.Struct("<qqqqdd")
-"""Where the description begins, its bytes (0: there is none), rows, priority level, time of coming and deadline (CLOCK_MONOTONIC)."""
-ANSWER = struct.Struct("<qqq")
-"""Where the description, or the error, begins, its bytes (0: there is none), and what the answer is: `OUTPUTS`, `ERROR` or `DROPPED`."""
+REQUEST = struct.Struct("<qqqdd")
+"""Bytes that are spilled (0: the arrays are as laid out), rows, priority level, time of coming and deadline (CLOCK_MONOTONIC)."""
+ANSWER = struct.Struct("<qq")
+"""Bytes that are spilled (0: the arrays are as laid out), and what the answer is: `OUTPUTS`, `ERROR` or `DROPPED`."""
 OUTPUTS, ERROR, DROPPED = 0, 1, 2
 
 SPILL = 64 << 20
-"""Bytes for strings, and for outputs that are larger than those of the example, beyond what a slot keeps ready."""
+"""Most bytes of strings, or of outputs that are shaped otherwise than those of the example."""
 _MESSAGE = 1 << 16
-"""Bytes for an error, or a description."""
-_LINE, _PAGE = 64, mmap.PAGESIZE
+"""Bytes for an error, and more than a description of arrays takes."""
+_LINE = 64
 _MOST_VIEWS = 4096
 """Slots and numbers of rows, together, for which arrays are kept, since to make one takes as long as to copy 10 KB."""
 
@@ -81,32 +85,14 @@ class MemorySizes:
     outputs: int
     texts: bool = False
 
-    def strides(self) -> tuple[int, int]:
-        """Bytes from one slot's inputs, and outputs, to those of the next."""
-        more = SPILL if self.texts else 0
-        return _up(self.inputs, _PAGE) + _MESSAGE + more, _up(self.outputs, _PAGE) + _MESSAGE + SPILL
+    def spills(self) -> tuple[int, int]:
+        """Bytes that a request, and an answer, may spill."""
+        return (SPILL if self.texts else self.inputs) + _MESSAGE, SPILL + _MESSAGE
 
-    def rings(self) -> tuple[int, int]:
-        """Where both rings begin."""
-        return _LINE, _LINE + 4 * self.slots
-
-    def flags(self) -> int:
-        """Where the flags begin."""
-        return _LINE + 8 * self.slots
-
-    def heads(self) -> tuple[int, int]:
-        """Where the headers of requests, and those of answers, begin."""
-        first = _up(self.flags() + self.slots, _LINE)
-        return first, first + REQUEST.size * self.slots
-
-    def areas(self) -> tuple[int, int]:
-        """Where the inputs, and the outputs, begin."""
-        first = _up(self.heads()[1] + ANSWER.size * self.slots, _PAGE)
-        return first, first + self.strides()[0] * self.slots
-
-    def whole(self) -> int:
-        """Bytes of all. Those that nobody has written to take no memory."""
-        return self.areas()[1] + self.strides()[1] * self.slots
+    def parts(self) -> Sequence[int]:
+        """Where the parts begin, headers being two, and where all ends. Bytes that nobody has written to take no memory."""
+        each = (4, 4, 1, REQUEST.size, ANSWER.size, self.inputs, self.outputs, *self.spills())
+        return [*accumulate((_up(size * self.slots, mmap.PAGESIZE) for size in each), initial=mmap.PAGESIZE)]
 
 
 class Ring:
@@ -115,22 +101,25 @@ class Ring:
     Args:
         entries: As many uint32 as there are slots.
         bell: Descriptor of the eventfd.
+
+    Attributes:
+        untold: Numbers of which the other side was not told yet.
     """
 
     def __init__(self, entries: memoryview, bell: int) -> None:
         self._entries, self._size, self._bell = entries, len(entries), bell
-        self._at = self._untold = 0
+        self._at = self.untold = 0
 
     def push(self, slot: int) -> None:
         """Adds a number. The other side sees it after `ring`."""
         self._entries[self._at] = slot
         self._at = self._at + 1 if self._at + 1 < self._size else 0
-        self._untold += 1
+        self.untold += 1
 
     def ring(self) -> None:
         """Tells the other side of all numbers that were added, and wakes it."""
-        if self._untold:
-            count, self._untold = self._untold, 0
+        if self.untold:
+            count, self.untold = self.untold, 0
             os.eventfd_write(self._bell, count)
 
     def take(self) -> Sequence[int]:
@@ -152,19 +141,18 @@ class Area:
 
     Args:
         memory: The mapped file.
-        start: Where those of the first slot begin.
-        stride: Bytes from one slot to the next.
-        ready: Bytes of a slot that keep their memory.
+        start, stride: Where those of the first slot begin, and bytes of each.
+        spilled, room: Where what the first slot spills begins, and bytes for that of each.
         layouts: Layout by number of rows.
     """
 
-    def __init__(self, memory: mmap.mmap, start: int, stride: int, ready: int, layouts: Layouts) -> None:
-        self._memory, self._start, self._stride, self._ready = memory, start, stride, _up(ready, _PAGE)
-        self._layouts = layouts
+    def __init__(self, memory: mmap.mmap, start: int, stride: int, spilled: int, room: int, layouts: Layouts) -> None:
+        self._memory, self._start, self._stride, self._layouts = memory, start, stride, layouts
+        self._spilled, self._room = spilled, _up(room, mmap.PAGESIZE)
         self._views: dict[tuple[int, int], dict[str, NDArray[Any]] | None] = {}
 
     def views(self, slot: int, rows: int) -> dict[str, NDArray[Any]] | None:
-        """Arrays of so many rows in a slot, as they are laid out; None where a description says it."""
+        """Arrays of so many rows in a slot, as they are laid out; None where they are not."""
         key = (slot, rows)
         if key in self._views:
             return self._views[key]
@@ -180,12 +168,8 @@ class Area:
         self._views[key] = found
         return found
 
-    def write(self, slot: int, rows: int, arrays: Mapping[str, Any]) -> tuple[int, int]:
-        """Copies arrays into a slot. Returns where their description begins in it, and its bytes; 0 and 0 where there is none.
-
-        Raises:
-            EngineError: They do not fit.
-        """
+    def write(self, slot: int, rows: int, arrays: Mapping[str, Any]) -> int:
+        """Copies arrays into a slot. Returns the bytes that are spilled, 0 where they are laid out. Raises what `spill` does."""
         views = self.views(slot, rows)
         if views is not None and len(views) == len(arrays):
             for name, view in views.items():
@@ -194,68 +178,39 @@ class Area:
                     break
                 view[...] = value
             else:
-                return 0, 0
-        return self._describe(slot, arrays)
+                return 0
+        return self.spill(slot, pickle.dumps(dict(arrays), pickle.HIGHEST_PROTOCOL))
 
-    def _describe(self, slot: int, arrays: Mapping[str, Any]) -> tuple[int, int]:
-        parts: list[tuple[int, Any]] = []
-        told, at = [], 0
-        for name, given in arrays.items():
-            value = np.asarray(given)
-            lengths = None
-            shape, dtype = value.shape, value.dtype
-            if value.dtype == object:
-                texts = value.ravel().tolist()
-                if not all(type(text) is bytes for text in texts):
-                    raise EngineError(f"{name} has something else than bytes among its strings")
-                lengths, value = [*map(len, texts)], np.frombuffer(b"".join(texts), np.uint8)
-            told.append((name, dtype, shape, at, lengths))
-            parts.append((at, value))
-            at += _up(value.nbytes, _LINE)
-        about = pickle.dumps(told)
-        return self.put(slot, parts, about, at)
+    def spill(self, slot: int, data: bytes) -> int:
+        """Copies what is not laid out. Returns its bytes.
 
-    def put(self, slot: int, parts: Sequence[tuple[int, Any]], about: bytes, at: int) -> tuple[int, int]:
-        """Copies arrays to their places, and a description behind them. Returns where it begins, and its bytes."""
-        if at + len(about) > self._stride:
-            what = f"{at + len(about):,} bytes do not fit into a slot of {self._stride:,} between two processes"
+        Raises:
+            EngineError: It does not fit.
+        """
+        if len(data) > self._room:
+            what = f"{len(data):,} bytes do not fit into the {self._room:,} of a slot between two processes"
             raise EngineError(what, fix="cut it into smaller requests")
-        first = self._start + slot * self._stride
-        for start, value in parts:
-            np.ndarray(value.shape, value.dtype, self._memory, first + start)[...] = value
-        self._memory[first + at : first + at + len(about)] = about
-        return at, len(about)
+        first = self._spilled + slot * self._room
+        self._memory[first : first + len(data)] = data
+        return len(data)
 
-    def read(self, slot: int, rows: int, at: int, size: int) -> dict[str, NDArray[Any]]:
-        """Arrays of a slot, which lie in it; strings are made anew."""
-        if not size:
-            views = self.views(slot, rows)
-            assert views is not None
-            return views
-        found, first = dict[str, NDArray[Any]](), self._start + slot * self._stride
-        for name, dtype, shape, start, lengths in pickle.loads(self.about(slot, at, size)):
-            if lengths is None:
-                found[name] = np.ndarray(shape, dtype, self._memory, first + start)
-                continue
-            found[name] = texts = np.empty(len(lengths), object)
-            place = first + start
-            for number, length in enumerate(lengths):
-                texts[number] = self._memory[place : place + length]
-                place += length
-            found[name] = texts.reshape(shape)
-        return found
+    def read(self, slot: int, rows: int, size: int) -> dict[str, NDArray[Any]]:
+        """Arrays of a slot, which lie in it; those that were spilled are made anew."""
+        if size:
+            found: dict[str, NDArray[Any]] = pickle.loads(self.spilled(slot, size))
+            return found
+        views = self.views(slot, rows)
+        assert views is not None
+        return views
 
-    def about(self, slot: int, at: int, size: int) -> bytes:
-        """The description of a slot."""
-        first = self._start + slot * self._stride + at
+    def spilled(self, slot: int, size: int) -> bytes:
+        """What a slot has that is not laid out."""
+        first = self._spilled + slot * self._room
         return self._memory[first : first + size]
 
-    def release(self, slot: int, end: int) -> None:
-        """Gives memory back that a slot does not keep, where `end` bytes of it were used."""
-        if end > self._ready:
-            self._memory.madvise(
-                mmap.MADV_REMOVE, self._start + slot * self._stride + self._ready, _up(end - self._ready, _PAGE)
-            )
+    def release(self, slot: int, size: int) -> None:
+        """Gives the memory back that a slot has spilled into."""
+        self._memory.madvise(mmap.MADV_REMOVE, self._spilled + slot * self._room, _up(size, mmap.PAGESIZE))
 
 
 def packed_error(problem: BaseException) -> bytes:
@@ -295,48 +250,43 @@ class Memory:
     def __init__(
         self, handle: int, bells: tuple[int, int], sizes: MemorySizes, inputs: Layouts, outputs: Layouts
     ) -> None:
-        self.sizes = sizes
-        self._memory = memory = mmap.mmap(handle, sizes.whole())
+        counts, inputs_spill, outputs_spill = sizes.slots, *sizes.spills()
+        asked, told, flags, self._asks, self._tells, ins, outs, spilled, rest, end = sizes.parts()
+        self._memory = memory = mmap.mmap(handle, end)
         whole = memoryview(memory)
-        count, (first, second) = sizes.slots, sizes.rings()
-        self.requests = Ring(whole[first : first + 4 * count].cast("I"), bells[0])
-        self.answers = Ring(whole[second : second + 4 * count].cast("I"), bells[1])
-        self.flags = whole[sizes.flags() : sizes.flags() + count]
-        self._asks, self._tells = sizes.heads()
-        strides, starts = sizes.strides(), sizes.areas()
-        self.inputs = Area(memory, starts[0], strides[0], sizes.inputs, inputs)
-        self.outputs = Area(memory, starts[1], strides[1], sizes.outputs, outputs)
+        self.requests = Ring(whole[asked : asked + 4 * counts].cast("I"), bells[0])
+        self.answers = Ring(whole[told : told + 4 * counts].cast("I"), bells[1])
+        self.flags = whole[flags : flags + counts]
+        self.inputs = Area(memory, ins, sizes.inputs, spilled, inputs_spill, inputs)
+        self.outputs = Area(memory, outs, sizes.outputs, rest, outputs_spill, outputs)
 
     def ask(self, slot: int, feeds: Mapping[str, Any], rows: int, level: int, since: float, deadline: float) -> None:
         """Writes a request into a slot that is free; `requests.push` is next. Raises what `Area.write` does."""
-        at, size = self.inputs.write(slot, rows, feeds)
-        REQUEST.pack_into(self._memory, self._asks + REQUEST.size * slot, at, size, rows, level, since, deadline)
+        size = self.inputs.write(slot, rows, feeds)
+        REQUEST.pack_into(self._memory, self._asks + REQUEST.size * slot, size, rows, level, since, deadline)
 
     def asked(self, slot: int) -> tuple[dict[str, NDArray[Any]], int, int, float, float]:
         """Inputs, rows, level, time of coming and deadline of the request in a slot."""
-        at, size, rows, level, since, deadline = REQUEST.unpack_from(self._memory, self._asks + REQUEST.size * slot)
-        return self.inputs.read(slot, rows, at, size), rows, level, since, deadline
+        size, rows, level, since, deadline = REQUEST.unpack_from(self._memory, self._asks + REQUEST.size * slot)
+        found = self.inputs.read(slot, rows, size)
+        if size:
+            self.inputs.release(slot, size)
+        return found, rows, level, since, deadline
 
-    def tell(self, slot: int, kind: int, at: int, size: int) -> None:
+    def tell(self, slot: int, kind: int, size: int) -> None:
         """Writes what became of a request whose outputs, or whose error, are in place; `answers.push` is next."""
-        ANSWER.pack_into(self._memory, self._tells + ANSWER.size * slot, at, size, kind)
+        ANSWER.pack_into(self._memory, self._tells + ANSWER.size * slot, size, kind)
 
     def told(self, slot: int, rows: int) -> dict[str, NDArray[Any]] | Exception:
-        """What became of a request: outputs, which belong to the caller, or the error. What took more than its slot is given back."""
-        at, size, kind = ANSWER.unpack_from(self._memory, self._tells + ANSWER.size * slot)
-        found: dict[str, NDArray[Any]] | Exception
+        """What became of a request: outputs, which belong to the caller, or the error."""
+        size, kind = ANSWER.unpack_from(self._memory, self._tells + ANSWER.size * slot)
+        if kind == OUTPUTS and not size:
+            return {name: value.copy() for name, value in self.outputs.read(slot, rows, 0).items()}
         if kind == DROPPED:
-            found = Closed("the pool was closed before this request was run", fix="send it to another one")
-        elif kind == ERROR:
-            found = unpacked_error(self.outputs.about(slot, at, size))
-        else:
-            found = {name: value.copy() for name, value in self.outputs.read(slot, rows, at, size).items()}
-        if size:
-            self.outputs.release(slot, at + size)
-        at, size = REQUEST.unpack_from(self._memory, self._asks + REQUEST.size * slot)[:2]
-        if size:
-            self.inputs.release(slot, at + size)
-        return found
+            return Closed("the pool was closed before this request was run", fix="send it to another one")
+        data = self.outputs.spilled(slot, size)
+        self.outputs.release(slot, size)
+        return unpacked_error(data) if kind == ERROR else pickle.loads(data)
 
     def count(self, *counts: int) -> None:
         """Writes the worker's counts; see `COUNTS`."""

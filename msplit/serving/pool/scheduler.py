@@ -213,6 +213,11 @@ class Scheduler:
                     return self._start(number, place, rows, requests)
         return None
 
+    def answered(self, step: Step) -> None:
+        """Takes note that the only request of a step has its answer, and that its slot is free; `due` is next."""
+        self._answered += 1
+        self._leave(step)
+
     def put_back(self, step: Step, now: float) -> Decision:
         """Takes note that the process of a step has ended: its requests wait again. Returns what runs next."""
         self._leave(step)

@@ -250,6 +250,25 @@ class PoolFuture(Future[Any]):
             self._worker.attend()
 
 
+def settle(answers: Sequence[tuple[PoolFuture, Answer | Exception]]) -> list[bool]:
+    """Gives outputs to futures that wait for them and have nobody to call. Returns for each whether it has them; the others take longer."""
+    done = [False] * len(answers)
+    if _KNOWN:
+        with answers[0][0]._condition:
+            for index, (future, result) in enumerate(answers):
+                if (
+                    type(result) is dict
+                    and future._state == PENDING
+                    and not (future._done_callbacks or future._waiters)
+                ):
+                    future._result, future._state = result, FINISHED
+                    done[index] = True
+        for future, _ in answers:
+            if future.waiters:
+                future._wake()
+    return done
+
+
 def wake(waiter: threading.Lock) -> bool:
     """Wakes the thread that waits for a lock; False if another call did so before."""
     try:

@@ -118,17 +118,17 @@ class _Serving:
                 self._tell()
 
     def _accept(self, slot: int) -> None:
-        reply = Reply(self, slot)
+        reply = SlotReply(self, slot)
         try:
             feeds, reply.rows, level, since, deadline = self.memory.asked(slot)
             self.pool.accept(feeds, level, since, deadline, reply.claim, reply)
         except Exception as problem:  # noqa: BLE001  the caller gets it
             reply.set_exception(problem)
 
-    def tell(self, slot: int, kind: int, at: int, size: int) -> None:
+    def tell(self, slot: int, kind: int, size: int) -> None:
         """Puts an answer into the ring. What the main loop brings is told at its end, what another thread brings at once."""
         with self._lock:
-            self.memory.tell(slot, kind, at, size)
+            self.memory.tell(slot, kind, size)
             self.memory.answers.push(slot)
         if get_ident() == self._main:
             self._answered = True
@@ -148,7 +148,7 @@ class _Serving:
         os.eventfd_write(self._stop, 1)
 
 
-class Reply:
+class SlotReply:
     """Place of the answer to a request: what a pool knows as its future.
 
     Attributes:
@@ -164,17 +164,17 @@ class Reply:
         """Takes the request for a step; False where nobody waits for it, which the caller is told."""
         if not self._serving.memory.flags[self._slot]:
             return True
-        self._serving.tell(self._slot, DROPPED, 0, 0)
+        self._serving.tell(self._slot, DROPPED, 0)
         return False
 
     def set_result(self, outputs: Mapping[str, Any]) -> None:
         """Writes outputs."""
         try:
-            at, size = self._serving.memory.outputs.write(self._slot, self.rows, outputs)
+            size = self._serving.memory.outputs.write(self._slot, self.rows, outputs)
         except Exception as problem:  # noqa: BLE001  the caller gets it
             self.set_exception(problem)
         else:
-            self._serving.tell(self._slot, OUTPUTS, at, size)
+            self._serving.tell(self._slot, OUTPUTS, size)
 
     def set_exception(self, problem: Exception) -> None:
         """Writes an error. That of a GPU ends the process, and its requests are run in another one."""
@@ -183,10 +183,10 @@ class Reply:
             return
         area, data = self._serving.memory.outputs, packed_error(problem)
         try:
-            at, size = area.put(self._slot, (), data, 0)
-        except EngineError:  # a message of 60 KB
-            at, size = area.put(self._slot, (), packed_error(EngineError(str(problem)[:1000])), 0)
-        self._serving.tell(self._slot, ERROR, at, size)
+            size = area.spill(self._slot, data)
+        except EngineError:  # a message of 64 MB
+            size = area.spill(self._slot, packed_error(EngineError(str(problem)[:1000])))
+        self._serving.tell(self._slot, ERROR, size)
 
 
 def _watch(pipe: Connection, parent: int, stop: int) -> None:
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str]) -> None:
         pool = start.make(lambda what, share: pipe.send((what, share)))
         ports = pool.ports.on_host()
         hello = Hello(ports, pool.about, pool.settings, sizes_of(ports, pool.about, pool.settings))
-        os.ftruncate(start.handle, hello.sizes.whole())
+        os.ftruncate(start.handle, hello.sizes.parts()[-1])
         memory = memory_of(hello, start.handle, start.bells)
     except Exception as problem:  # noqa: BLE001  the other process raises it
         pipe.send(packed_error(problem))
