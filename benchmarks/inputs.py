@@ -1,5 +1,5 @@
-"""What inputs and outputs cost a step by the host's clock: from host memory, launched before they are copied where that is done and after,
-sent ahead while the step before runs, and on the GPU already.
+"""What inputs and outputs cost a step by the host's clock: from host memory, from the executable's own buffers, sent ahead while the step
+before runs, and on the GPU already.
 
     python benchmarks/models.py GRAPHS; python benchmarks/training_models.py GRAPHS     # where TensorFlow is
     python benchmarks/inputs.py GRAPHS --out OUT [--models inception_v3:128,mmoe:128] [--training inception_v3,mmoe]
@@ -31,12 +31,11 @@ from msplit.engines.base import Feeds, Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.options import EngineOptions, KernelMode
-from msplit.engines.cuda.runtime import input_staging
 from msplit.inputs.make import make_inputs
 
-HOST, COPIED, SENT = "host", "copied first", "sent ahead"
+HOST, BUFFERS, SENT = "host", "own buffers", "sent ahead"
 FROM_GPU, ON_GPU = "inputs on the GPU", "outputs, too"
-WAYS = (HOST, COPIED, SENT, FROM_GPU, ON_GPU)
+WAYS = (HOST, BUFFERS, SENT, FROM_GPU, ON_GPU)
 BATCHES = 4
 
 
@@ -91,14 +90,11 @@ def measure(job: Job, feeds: Sequence[Feeds], seconds: float) -> dict[str, Any]:
     """Seconds of steps in every way, and of the device's."""
     engine = CudaEngine()
     made = engine.build(job)
-    input_staging.LAUNCH_FIRST = False
-    copying = engine.build(job)  # the same kernels: they are compiled, and chosen, once
-    input_staging.LAUNCH_FIRST = True
     there = [{name: to_torch(np.array(value), job.options.device) for name, value in one.items()} for one in feeds]
-    following = [*feeds[1:], feeds[0]]
+    following, buffers = [*feeds[1:], feeds[0]], made.buffers()
     ways: dict[str, Callable[[int], Any]] = {
         HOST: lambda at: made.step(feeds[at]),
-        COPIED: lambda at: copying.step(feeds[at]),
+        BUFFERS: lambda at: made.step(buffers),
         SENT: lambda at: made.step_prefetching(feeds[at], lambda: following[at]),
         FROM_GPU: lambda at: made.step(there[at]),
         ON_GPU: lambda at: made.step_on_device(there[at]),
@@ -117,7 +113,6 @@ def measure(job: Job, feeds: Sequence[Feeds], seconds: float) -> dict[str, Any]:
             break
     device = made.device_times(50)
     made.close()
-    copying.close()
     size = sum(np.asarray(value).nbytes for value in feeds[0].values())
     return {"bytes": size, "device_us": None if device is None else 1e6 * float(np.median(device)), "seconds": times}
 

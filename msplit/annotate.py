@@ -38,6 +38,7 @@ from typing import Any, Self, SupportsIndex, TypeVar
 
 from msplit.core.arguments import whole
 from msplit.errors import EngineError, MsplitError
+from msplit.progress import during
 
 STREAM_ATTR = "_stream_id"
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -269,11 +270,8 @@ def _following(wanted: tuple[int, bool] | None) -> Iterator[None]:
     if wanted is None or not wanted[1]:
         yield
         return
-    token = _annotations.set((*_annotations.get(), _Annotation(*wanted, ops.get_default_graph())))
-    try:
+    with during(_annotations, (*_annotations.get(), _Annotation(*wanted, ops.get_default_graph()))):
         yield
-    finally:
-        _annotations.reset(token)
 
 
 def _annotation_of_tensors(tensors: Any) -> tuple[int, bool] | None:
@@ -320,12 +318,8 @@ def _wrap_tensorflow() -> None:
 
     @contextmanager
     def colocate_gradient(graph: Any, op: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-        token = _gradient_of.set(op)
-        try:
-            with colocate(graph, op, *args, **kwargs):
-                yield
-        finally:
-            _gradient_of.reset(token)
+        with during(_gradient_of, op), colocate(graph, op, *args, **kwargs):
+            yield
 
     # tf.gradients, and the gradients of tf.functions: both know the op.
     def of_op(function: Callable[..., Any]) -> Callable[..., Any]:

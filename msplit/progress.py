@@ -17,7 +17,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+Value = TypeVar("Value")
 
 Progress = Callable[[str, float], None]
 """Is called with what is being done, and the share of it that is done."""
@@ -148,13 +150,18 @@ _timed: ContextVar[tuple[Phases, ...]] = ContextVar("msplit_phases", default=())
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Tells a listener of everything that happens inside of the block."""
-    token = _told.set(_Told(listener))
+def during(variable: ContextVar[Any], value: Value) -> Iterator[Value]:
+    """Sets a variable of the context for a block, which is given the value."""
+    token = variable.set(value)
     try:
-        yield
+        yield value
     finally:
-        _told.reset(token)
+        variable.reset(token)
+
+
+def listening(listener: Listener) -> AbstractContextManager[object]:
+    """Tells a listener of everything that happens inside of the block."""
+    return during(_told, _Told(listener))
 
 
 @contextmanager

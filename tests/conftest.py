@@ -130,26 +130,6 @@ def _trace_no_nodes() -> None:
     tf_stack.extract_stack = lambda stacklevel=1: calls
 
 
-_GATED = tuple(Path(__file__).parent / name for name in ("formats", "rules"))
-"""Tests of the packages that have to be covered whole. Only they are traced: coverage makes a search four times slower."""
-
-
-@contextlib.contextmanager
-def _untraced(item: pytest.Item) -> Iterator[None]:
-    """Nothing traces a test of anything else, or one that is marked `no_cover`. pytest-cov stops its own tracer for that mark, under which
-    another one of coverage's runs in the workers of xdist."""
-    gated = any(item.path.is_relative_to(folder) for folder in _GATED) and not item.get_closest_marker("no_cover")
-    trace = None if gated else sys.gettrace()
-    if trace is None:
-        yield
-        return
-    sys.settrace(None)
-    try:
-        yield
-    finally:
-        sys.settrace(trace)
-
-
 def _busy() -> str | None:
     """Why times mean nothing now, or None: a short piece of work gets a processor only a part of its time, the best of three."""
     shares = []
@@ -250,8 +230,8 @@ def _written_down(item: pytest.Item) -> Generator[None, object, object]:
                 file.write(json.dumps(row) + "\n")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked `gpu` run where there is one, those marked `needs_gpus` where there are enough."""
     _settle()
     _limit_search(item)
@@ -264,21 +244,18 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
         pytest.skip("no Triton; .ci/kernels brings it")
     if item.get_closest_marker("idle") and (why := _busy()):
         pytest.skip(why)
-    with _untraced(item):
-        return (yield)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Last: within what pytest-cov does. A test marked `idle` that fails as others begin to work tells nothing."""
+    """A test marked `idle` that fails as others begin to work tells nothing."""
     loaded, spent = _LARGE & sys.modules.keys(), _Spent()
-    with _untraced(item):
-        try:
-            result = yield
-        except AssertionError:
-            if item.get_closest_marker("idle") and (why := _busy()):
-                pytest.skip(f"it failed, and {why}")
-            raise
+    try:
+        result = yield
+    except AssertionError:
+        if item.get_closest_marker("idle") and (why := _busy()):
+            pytest.skip(f"it failed, and {why}")
+        raise
     if loaded == _LARGE & sys.modules.keys() and (
         why := _too_slow(item, spent.processor())
     ):  # no test is charged with an import
@@ -292,14 +269,6 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     from tests.preloaded import fork_workers
 
     fork_workers(config)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker has not imported what it was forked with."""
-    if hasattr(session.config, "workerinput"):
-        from tests.preloaded import save_coverage
-
-        save_coverage()
 
 
 def pytest_report_header() -> str:

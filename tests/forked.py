@@ -112,11 +112,14 @@ def _server(imports: tuple[str, ...]) -> socket.socket:
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"} if "tensorflow" in imports else {}  # as msplit sets it
+        path = os.pathsep.join(
+            [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )  # where there is no environment of its own
         process = subprocess.Popen(
             [sys.executable, "-c", _SERVER, str(its.fileno()), *imports],
             pass_fds=(its.fileno(),),
             cwd=ROOT,
-            env={**quiet, **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},  # no threads of libraries
+            env={**quiet, **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},  # no threads of libraries
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # TensorFlow has much to say

@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import json
 import os
-import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -38,11 +37,11 @@ def fork_workers(config: pytest.Config) -> None:
         return
     from execnet import gateway_base, gateway_io
 
-    given = {"arguments": config.args, "covered": config.pluginmanager.hasplugin("_cov")}
+    given = json.dumps(config.args)
     began = gateway_io.Popen2IOMaster.__init__
 
     def begin(io: Any, arguments: list[str], execmodel: Any) -> None:
-        os.environ[_VARIABLE] = json.dumps(given)
+        os.environ[_VARIABLE] = given
         try:
             command = [one for one in arguments if one not in ("-u", "-B")]
             io.popen = forked.Popen(
@@ -84,32 +83,7 @@ class _Loading:
         return True
 
 
-def _cover() -> None:
-    """Imports what has to be covered, and notes which lines run: no worker imports it again."""
-    import coverage
-
-    tracer = coverage.Coverage(data_suffix=True)
-    tracer.start()
-    for package in ("msplit.formats", "msplit.rules"):
-        folder = importlib.import_module(package).__path__
-        for found in pkgutil.walk_packages(folder, f"{package}."):
-            importlib.import_module(found.name)
-    tracer.stop()
-    _tracers.append(tracer)
-
-
-_tracers: list[Any] = []
-
-
-def save_coverage() -> None:
-    """Writes what was noted, in a worker that ends: as one begins, it deletes such files of others."""
-    for tracer in _tracers:
-        tracer.save()
-
-
-def _load(arguments: list[str], covered: bool) -> None:
-    if covered:
-        _cover()
+def _load(arguments: list[str]) -> None:
     pytest.main(["-p", "no:cacheprovider", "-p", "no:unraisableexception", *arguments], plugins=[_Loading(arguments)])
     for name in [name for name in sys.modules if name.startswith("tests.") and name.endswith("conftest")]:
         del sys.modules[name]  # settings of a process
@@ -124,7 +98,6 @@ LOADED = _VARIABLE in os.environ
 """Whether this process was forked from one that has loaded test modules."""
 
 if LOADED:
-    _given = json.loads(os.environ.pop(_VARIABLE))
-    _load(_given["arguments"], _given["covered"])
+    _load(json.loads(os.environ.pop(_VARIABLE)))
 if __name__ == "__main__":  # python -m tests.preloaded tests/rules: says which module starts a thread
-    _load(sys.argv[1:], covered=False)
+    _load(sys.argv[1:])

@@ -2,7 +2,7 @@
 
     python tools/budget.py            prints each figure beside its limit; exit code 1 where one is above
 
-`scripts/test` runs it. A limit is raised in the commit that needs it, with the reason in its message; the sum of lines with code is
+`scripts/lint` runs it. A limit is raised in the commit that needs it, with the reason in its message; the sum of lines with code is
 capped by the project's issues. A figure that falls takes its limit down with it.
 """
 

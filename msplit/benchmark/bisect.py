@@ -146,6 +146,9 @@ def bisect(flat: FlatGraph, request: RunRequest | None = None, *, progress: Prog
     return replace(made, kernels="plain" if drift else "", drift=drift)
 
 
+_Values = Mapping[Key, NDArray[Any]]
+
+
 @dataclass(frozen=True, eq=False)
 class _Sides:
     """The engine and TensorFlow on the same inputs, each time from the same variables."""
@@ -162,26 +165,23 @@ class _Sides:
         return f"{self.flat.graph.names[key[0]]}:{key[1]}"
 
     def compared(
-        self, keys: Iterable[Key], kernels: KernelMode, given: Mapping[Key, NDArray[Any]] | None = None
+        self, keys: Iterable[Key], kernels: KernelMode, given: _Values | None = None, expected: _Values | None = None
     ) -> dict[Key, OutputComparison]:
-        """Compares some values of both sides. Where others are given, they are inputs of the engine's side."""
+        """Compares some values of both sides. Others that are given are inputs of the engine's side. `expected`: TensorFlow's, if known."""
         found: dict[Key, OutputComparison] = {}
         for part in self._parts(keys):
             cut = self._cut(part)
             got = self._stepped(cut, kernels, given or {})[0]
             tolerance, computed = self.request.settings.tolerance, computed_in(cut)
-            outputs = compare(got, self._tensorflow(part), tolerance=tolerance, computed=computed).outputs
-            by_name = {one.name: one for one in outputs}
+            wanted = self._tensorflow(part) if expected is None else {self.name(key): expected[key] for key in part}
+            by_name = {one.name: one for one in compare(got, wanted, tolerance=tolerance, computed=computed).outputs}
             found |= {key: by_name[self.name(key)] for key in part}
         return found
 
     def tensorflow(self, keys: Sequence[Key]) -> dict[Key, NDArray[Any]]:
         """Values of the first step of a session on the CPU."""
-        found: dict[Key, NDArray[Any]] = {}
-        for part in self._parts(keys):
-            values = self._tensorflow(part)
-            found |= {key: values[self.name(key)] for key in part}
-        return found
+        values = {name: value for part in self._parts(keys) for name, value in self._tensorflow(part).items()}
+        return {key: values[self.name(key)] for key in keys}
 
     def _parts(self, keys: Iterable[Key]) -> list[list[Key]]:
         """Values that may be fetched together: what follows a node that writes a variable apart from what reads it as it was."""
@@ -196,9 +196,7 @@ class _Sides:
         libraries = self.request.op_libraries
         return reference(self._cut(keys), self.feeds, op_libraries=libraries, inlined=True, state=self.state)
 
-    def _stepped(
-        self, flat: FlatGraph, kernels: KernelMode, given: Mapping[Key, NDArray[Any]]
-    ) -> tuple[dict[str, NDArray[Any]], Arrays]:
+    def _stepped(self, flat: FlatGraph, kernels: KernelMode, given: _Values) -> tuple[dict[str, NDArray[Any]], Arrays]:
         """Outputs of the engine's first step, and the variables after it, if it writes any."""
         more = {f"{self.name(key)} (given)": (key, value) for key, value in given.items()}
         flat = replace(flat, inputs=(*flat.inputs, *(Tensor(name, *key) for name, (key, _) in more.items())))
@@ -313,14 +311,19 @@ class _Sides:
         tolerance = self.request.settings.tolerance
         return compare({name: mine}, {name: expected}, tolerance=tolerance, carried={name: least}).outputs[0]
 
+    @cached_property
+    def _expected(self) -> _Values:
+        """TensorFlow's values of the outputs and of what updates of variables read, which each kernel mode is compared with."""
+        outputs = [(output.node, output.port) for output in self.flat.outputs]
+        outputs = [key for key in outputs if is_number(self.flat, key) and key not in self.found.unfetchable]
+        return self.tensorflow(outputs + self._read(node for nodes in self.found.writers.values() for node in nodes))
+
     def among_kernels(self, kernels: KernelMode) -> Suspect | None:
         """The first node whose value differs with some kernels where outputs do, or what updates of variables read, and the group that it
         is in; None where they agree."""
-        graph = self.flat.graph
-        outputs = [(output.node, output.port) for output in self.flat.outputs]
-        outputs = [key for key in outputs if is_number(self.flat, key) and key not in self.found.unfetchable]
-        outputs += self._read(node for nodes in self.found.writers.values() for node in nodes)
-        bad = [(key, one) for key, one in self.compared(outputs, kernels).items() if not one.passed]
+        graph, outputs = self.flat.graph, self._expected
+        compared = self.compared(outputs, kernels, expected=outputs)
+        bad = [(key, one) for key, one in compared.items() if not one.passed]
         if not bad:
             return None
         key, found = bad[0]

@@ -21,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 
 from msplit.checks.subject import ABSENT, NODES_SHOWN, Check, Finding, Severity, Subject, about, nodes, verb
-from msplit.core.dag import Dag
+from msplit.core.dag import Dag, reached
 from msplit.schedule.plan import Plan
 from msplit.schedule.plan_check import check
 from msplit.schedule.planfile import FIX
@@ -90,15 +90,9 @@ def loose_ends(plan: Plan) -> Iterator[tuple[int, str]]:
         # Whatever waits for an event began behind whoever recorded it, and so, in the end, behind a fork or the origin stream.
         if stream != 0 and members[0] not in forked and members[0] not in waits:
             yield stream, "start"
-    before = {node: previous for members in lanes.values() for previous, node in pairwise(members)}
-    waiting = [*joined, *lanes.get(0, [])[-1:]]
-    ended = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        for earlier in (*waits.get(node, ()), *([before[node]] if node in before else ())):
-            if earlier not in ended:
-                ended.add(earlier)
-                waiting.append(earlier)
+    for previous, node in (pair for members in lanes.values() for pair in pairwise(members)):
+        waits.setdefault(node, []).append(previous)
+    ended = reached([*joined, *lanes.get(0, [])[-1:]], lambda node: waits.get(node, ()))
     for stream, members in sorted(lanes.items()):
         if members[-1] not in ended:
             yield stream, "end"

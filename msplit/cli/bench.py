@@ -28,48 +28,34 @@ class Run(options.Backend, measuring.Run):
 
     split: tuple[int, ...] = key(
         "--cuda",
-        "split",
         "Also run one step on several GPUs, such as 0,1, its streams divided over them (with --rules device), launch by launch.",
-        options.Numbers(click.IntRange(0)),
+        options.numbers(click.IntRange(0)),
         (),
     )
     place: str | None = option(
-        "--place",
         metavar="MODULE:FUNCTION|FILE",
         help="tensorflow: put each node on the device that a function of yours, or what `assign --emit placement` wrote, gives it.",
     )
-    plan: Path | None = option("--plan", type=options.PATH, help="cuda: also run a plan that `tune --plan-out` wrote.")
+    plan: Path | None = option(help="cuda: also run a plan that `tune --plan-out` wrote.")
 
 
 @dataclass(frozen=True)
 class Asked:
     """What is asked of the result, and how it is printed."""
 
-    trace: Path | None = option(
-        "--trace",
-        type=options.PATH,
-        help="Write when each kernel of one step ran, for Perfetto or chrome://tracing.",
-    )
-    force: bool = option("--force", is_flag=True, help="Replace existing outputs.")
+    trace: Path | None = option(help="Write when each kernel of one step ran, for Perfetto or chrome://tracing.")
+    force: bool = option(help="Replace existing outputs.")
     style: str = option(
         "--format",
         type=click.Choice(["table", "json", "md", "csv"]),
         default="table",
-        show_default=True,
         help="How to print the result. csv: a row per variant and batch.",
     )
 
 
 @click.command()
 @options.model_argument
-@together(
-    choice=options.Choice,
-    run=Run,
-    work=options.Batches,
-    measured=Measured,
-    asked=Asked,
-    beside=measuring.Beside,
-)
+@together
 def command(
     model: Path,
     choice: options.Choice,
@@ -166,19 +152,15 @@ def _refuse(work: options.Batches, beside: measuring.Beside) -> None:
 class Search(options.Search):
     """The search for a plan, and where it goes."""
 
-    output: Path | None = option(
-        "-o", "--output", type=options.PATH, help="Write the tuned streams as an annotated model."
-    )
-    plan_out: Path | None = option(
-        "--plan-out", type=options.PATH, help="Write the tuned plan: streams, order and waits."
-    )
+    output: Path | None = option("-o", "--output", help="Write the tuned streams as an annotated model.")
+    plan_out: Path | None = option(help="Write the tuned plan: streams, order and waits.")
 
 
 @click.command()
 @options.model_argument
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
 @options.format_option
-@together(choice=options.Choice, run=ComparedRun, work=options.RecordedWork, measured=Measured, search=Search)
+@together
 def tune_command(
     model: Path,
     choice: options.Choice,
@@ -220,7 +202,7 @@ class Compared(measuring.Closeness, options.Verified):
 @click.command()
 @options.model_argument
 @options.format_option
-@together(choice=options.Choice, compared=Compared, work=options.RecordedWork)
+@together
 def bisect_command(
     model: Path, choice: options.Choice, compared: Compared, work: options.RecordedWork, style: str
 ) -> int:

@@ -20,10 +20,8 @@ from msplit.progress import telling
 class Run(options.OnDevice, options.Kernels):
     """What is compiled, and where."""
 
-    streams: int = option(
-        "--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams."
-    )
-    plan: Path | None = option("--plan", type=options.PATH, help="Run the plan that `msplit tune --plan-out` wrote.")
+    streams: int = option(type=options.STREAMS, default=8, help="The largest number of streams.")
+    plan: Path | None = option(help="Run the plan that `msplit tune --plan-out` wrote.")
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of the library."""
@@ -34,10 +32,8 @@ class Run(options.OnDevice, options.Kernels):
 class Search(options.Search):
     """Likewise, where a plan is to be searched."""
 
-    tune: bool = option(
-        "--tune", is_flag=True, help="Search for the fastest plan first, by measuring, as `msplit tune` does."
-    )
-    tune_seconds: float = option("--tune-seconds", **options.SECONDS)
+    tune: bool = option(help="Search for the fastest plan first, by measuring, as `msplit tune` does.")
+    tune_seconds: float = option(**options.SECONDS)
 
 
 @click.command()
@@ -45,7 +41,7 @@ class Search(options.Search):
 @click.option("-o", "--output", type=options.PATH, required=True, help="The folder to make.")
 @click.option("--force", is_flag=True, help="Replace an existing folder.")
 @options.format_option
-@together(choice=options.Choice, run=Run, search=Search, work=options.Batches)
+@together
 def command(
     model: Path,
     choice: options.Choice,
@@ -85,13 +81,11 @@ class Measured(options.ExecutionOptions):
     """What is measured, and for how long."""
 
     seconds: float = option(
-        "--seconds",
         default=20.0,
-        show_default=True,
         type=click.FloatRange(0),
         help="How long measuring may take. What is not reached is priced statically.",
     )
-    no_grids: bool = option("--no-grids", is_flag=True, help="Do not record grids and occupancy.")
+    no_grids: bool = option(help="Do not record grids and occupancy.")
 
 
 @click.command()
@@ -99,7 +93,7 @@ class Measured(options.ExecutionOptions):
 @click.option("-o", "--output", type=options.PATH, help="Where to write the profile.")
 @click.option("--force", is_flag=True, help="Replace an existing profile.")
 @options.format_option
-@together(choice=options.Choice, work=options.InputSizes, measured=Measured)
+@together
 def profile_command(
     model: Path,
     choice: options.Choice,

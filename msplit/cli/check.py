@@ -38,7 +38,7 @@ def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> N
 
 
 _CODES: dict[str, Any] = {
-    "type": options.Names(),
+    "type": options.NAMES,
     "metavar": "CODES",
     "shell_complete": options.complete_codes,
 }
@@ -49,32 +49,19 @@ class Wanted:
     """What a file of settings can say, too."""
 
     rules: str | None = option(
-        "--rules",
-        metavar="FILE|NAME",
-        shell_complete=options.complete_rules,
-        help="Rules that the ids should come from.",
+        metavar="FILE|NAME", shell_complete=options.complete_rules, help="Rules that the ids should come from."
     )
-    plan: Path | None = option("--plan", type=options.PATH, help="Plan to prove (from `msplit assign --emit plan`).")
-    streams: int | None = option(
-        "--streams", type=options.STREAMS, help="Ids are 0..N-1 (default: as the rules or the plan say)."
-    )
-    select: tuple[str, ...] | None = option(
-        "--select", **_CODES, help="Only these codes; beginnings such as MS01 are fine."
-    )
-    ignore: tuple[str, ...] | None = option("--ignore", **_CODES, help="Not these codes.")
+    plan: Path | None = option(help="Plan to prove (from `msplit assign --emit plan`).")
+    streams: int | None = option(type=options.STREAMS, help="Ids are 0..N-1 (default: as the rules or the plan say).")
+    select: tuple[str, ...] | None = option(**_CODES, help="Only these codes; beginnings such as MS01 are fine.")
+    ignore: tuple[str, ...] | None = option(**_CODES, help="Not these codes.")
     config: Path | None = option(
-        "--config",
-        type=options.PATH,
-        help="Settings (default: the nearest msplit.yaml, or pyproject.toml with [tool.msplit], from here upward).",
+        help="Settings (default: the nearest msplit.yaml, or pyproject.toml with [tool.msplit], from here upward)."
     )
     fail_on: str | None = option(
-        "--fail-on", type=click.Choice(["error", "warning", "info"]), help="Severity that makes the exit code 1."
+        type=click.Choice(["error", "warning", "info"]), help="Severity that makes the exit code 1."
     )
-    baseline: Path | None = option(
-        "--baseline",
-        type=options.PATH,
-        help="Known findings, which --write-baseline wrote: only others are told, and fail.",
-    )
+    baseline: Path | None = option(help="Known findings, which --write-baseline wrote: only others are told, and fail.")
 
     def settings(self, work: options.RecordedWork) -> CheckSettings:
         """The settings of the project, with what the options say in their place."""
@@ -121,7 +108,7 @@ class Wanted:
     help="Explain a code and exit.",
 )
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print.")
-@together(choice=options.Choice, wanted=Wanted, work=options.RecordedWork)
+@together
 def command(
     models: tuple[Path, ...],
     choice: options.Choice,

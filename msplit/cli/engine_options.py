@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options
-from msplit.cli.keys import Parameter, key, option
+from msplit.cli.keys import key, option
 
 if TYPE_CHECKING:
     from msplit.engines.base import ClusterOptions, TensorFlowOptions
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 class Engine(options.InputShapes, options.Backend, options.OnDevice, options.Kernels):
     """What runs a model, and how."""
 
-    streams: int = option(
-        "--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams."
-    )
+    streams: int = option(type=options.STREAMS, default=8, help="The largest number of streams.")
     devices: tuple[int, ...] = ()
 
     def arguments(self) -> dict[str, Any]:
@@ -49,19 +47,12 @@ class SharedEngine(options.Devices, Engine):
     """Likewise, on several GPUs."""
 
 
-class Groups(Parameter):
-    """A number of slots, or ``auto``."""
-
-    name = "n|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Of NVIDIA's variable, which may have a number for each GPU, the first."""
-        if value == "auto":
-            return value
-        number = str(value).partition(",")[0].strip()
-        if not (number.isascii() and number.isdigit() and int(number)):
-            self.fail(f"{value!r} is neither a number of one or more nor auto", param, ctx)
-        return int(number)
+def _groups(text: str) -> int | str:
+    """A number of slots, or ``auto``. Of NVIDIA's variable, which may have a number for each GPU, the first."""
+    number = text.partition(",")[0].strip()
+    if text != "auto" and not (number.isascii() and number.isdigit() and int(number)):
+        raise ValueError(f"{text!r} is neither a number of one or more nor auto")
+    return text if text == "auto" else int(number)
 
 
 @dataclass(frozen=True)
@@ -69,32 +60,28 @@ class PoolOptions:
     """How a pool answers requests."""
 
     groups: int | str = option(
-        "--groups",
-        type=Groups(),
+        type=options.Parsed("n|auto", _groups),
         default="4",
-        show_default=True,
         envvar="TF_GPU_STREAM_GROUP_COUNT",
         help="Steps in flight at once (or TF_GPU_STREAM_GROUP_COUNT); auto: as many as measure best.",
     )
     max_batch: int | None = option(
-        "--max-batch", type=click.IntRange(1), help="Most rows of a step that requests share (default: 64)."
+        type=click.IntRange(1), help="Most rows of a step that requests share (default: 64)."
     )
     batches: tuple[int, ...] | None = option(
         "--batch",
-        type=options.Numbers(click.IntRange(1)),
+        type=options.numbers(click.IntRange(1)),
         help="Rows of the steps to have ready, such as 1,8,32 (default: 1, 4, 16 … up to --max-batch).",
     )
     max_delay_us: float = key(
-        "--pool", "max-delay-us", "How long a step that is not full waits for more rows.", click.FloatRange(0), 0.0
+        "--pool", "How long a step that is not full waits for more rows.", click.FloatRange(0), 0.0
     )
-    priorities: int = key("--pool", "priorities", "Levels of priority.", click.IntRange(1), 1)
-    max_queue: int = key("--pool", "max-queue", "Most requests that wait; 0: any number.", click.IntRange(0), 0)
-    max_memory: float | None = key(
-        "--pool", "max-memory", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True)
-    )
-    host_threads: int | None = key("--pool", "host-threads", "Threads for what runs on the host.", click.IntRange(1))
-    workers: int | None = key("--pool", "workers", "Processes on each GPU.", click.IntRange(1, 64))
-    retries: int = key("--pool", "retries", "Further runs if a process ends.", click.IntRange(0), 1)
+    priorities: int = key("--pool", "Levels of priority.", click.IntRange(1), 1)
+    max_queue: int = key("--pool", "Most requests that wait; 0: any number.", click.IntRange(0), 0)
+    max_memory: float | None = key("--pool", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True))
+    host_threads: int | None = key("--pool", "Threads for what runs on the host.", click.IntRange(1))
+    workers: int | None = key("--pool", "Processes on each GPU.", click.IntRange(1, 64))
+    retries: int = key("--pool", "Further runs if a process ends.", click.IntRange(0), 1)
 
     def settings(self) -> PoolSettings:
         """The same for `msplit.pool`."""
@@ -110,46 +97,34 @@ class TensorFlowKeys:
 
     soft_placement: bool = key(
         "--tensorflow",
-        "soft-placement",
         "no: refuse devices that are not there or have no kernel, in place of moving nodes.",
-        bool,
-        True,
+        default=True,
     )
-    log_placement: bool = key("--tensorflow", "log-placement", "Show which device each node was put on.", bool, False)
+    log_placement: bool = key("--tensorflow", "Show which device each node was put on.", default=False)
     timeout: float | None = key(
         "--tensorflow",
-        "timeout",
         "Seconds that a step may take (none: any; 60 where it reads a queue).",
         click.FloatRange(0, min_open=True),
     )
     gpu_memory: float | None = key(
         "--tensorflow",
-        "gpu-memory",
         "Share of the GPU's free memory to take at once (none: what it needs; 0.45 for logical devices).",
         click.FloatRange(0, 1, min_open=True),
     )
-    merge_streams: bool = key(
-        "--tensorflow", "merge-streams", "A row whose copies use the stream of the kernels.", bool, False
-    )
+    merge_streams: bool = key("--tensorflow", "A row whose copies use the stream of the kernels.", default=False)
     private_threads: int = key(
-        "--tensorflow",
-        "private-threads",
-        "A row with so many threads for each device alone.",
-        click.IntRange(0),
-        0,
+        "--tensorflow", "A row with so many threads for each device alone.", click.IntRange(0), 0
     )
     device_priorities: tuple[int, ...] = key(
         "--tensorflow",
-        "device-priorities",
         "A row with priorities of logical devices, such as -1,0 (-1 comes first).",
-        options.Numbers(click.IntRange(-100, 100)),
+        options.numbers(click.IntRange(-100, 100)),
         (),
     )
     device_memory: tuple[int, ...] = key(
         "--tensorflow",
-        "device-memory",
         "A row with limits of memory of logical devices, in MiB.",
-        options.Numbers(click.IntRange(1)),
+        options.numbers(click.IntRange(1)),
         (),
     )
 
@@ -178,14 +153,10 @@ class Processes:
     """Over which processes TensorFlow runs a model."""
 
     cluster: str | None = key(
-        "--tensorflow", "cluster", f"FILE or TF_CONFIG: run over several processes (`msplit worker`). {WHAT}"
+        "--tensorflow", f"FILE or TF_CONFIG: run over several processes (`msplit worker`). {WHAT}"
     )
     ps_strategy: str = key(
-        "--tensorflow",
-        "ps-strategy",
-        "Which task of job ps keeps which variable.",
-        click.Choice(["bytes", "round-robin"]),
-        "bytes",
+        "--tensorflow", "Which task of job ps keeps which variable.", click.Choice(["bytes", "round-robin"]), "bytes"
     )
     container: str | None = None
 

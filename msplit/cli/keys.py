@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import click
 from click.shell_completion import CompletionItem
@@ -23,6 +23,8 @@ else:
     Parameter = click.ParamType  # generic from click 8.2 on only
 
 _GIVEN = "msplit.cli.keys"
+FILE = click.Path(path_type=Path)
+_UNSHOWN: Sequence[Any] = (None, (), ((), ()))  # defaults that say nothing
 
 
 @dataclass(frozen=True)
@@ -216,49 +218,56 @@ KEYED = {
 
 
 def option(*names: str, **how: Any) -> Any:
-    """A field of a dataclass that is an option of each command which takes the dataclass; see `click.option` and `together`."""
+    """A field that is an option (see `together`), named as the field is, a flag if it is a `bool`; `click.option` has `how`."""
     return dataclasses.field(metadata={"option": (names, how)})
 
 
-def key(option: str, name: str, help: str, type: Any = str, default: Any = None, *, several: bool = False) -> Any:
-    """A field that is a key of an option of `KEYED`; see `Key`."""
+def key(option: str, help: str, type: Any = None, default: Any = None, *, name: str = "", several: bool = False) -> Any:
+    """A field that is a key of an option of `KEYED`; see `Key`. Without a name or type, it has those of the field."""
     return dataclasses.field(metadata={"key": (option, Key(name, help, type, default, several=several))})
 
 
-def together(**groups: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options that are described as fields of dataclasses, which a command has as its parameters.
+def _type_of(field: dataclasses.Field[Any]) -> Any:
+    """What a value of the field is read as, by its annotation."""
+    annotation = str(field.type)
+    return FILE if "Path" in annotation else {"bool": bool, "int": int, "float": float}.get(annotation, str)
 
-    Args:
-        groups: Name of the command's parameter -> the dataclass. A field that is no option is an argument of the command, or keeps its
-            default.
+
+def together(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options that are described as fields of dataclasses: of those that it has as parameters.
+
+    A field that is no option is an argument of the command, or keeps its default.
     """
+    hints = get_type_hints(command)
+    groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
     fields = {name: dataclasses.fields(group) for name, group in groups.items()}
     keys: dict[str, list[Key]] = {}
     options: dict[str, Callable[..., Any]] = {}
     for field in itertools.chain.from_iterable(fields.values()):
+        kind, named = _type_of(field), field.name.replace("_", "-")
         if "option" in field.metadata:
             names, how = field.metadata["option"]
-            options[field.name] = click.option(*names, field.name, **how)
+            known = {"is_flag": True} if kind is bool else {"type": FILE} if kind is FILE else {}
+            known["show_default"] = how.get("default", ()) not in _UNSHOWN
+            options[field.name] = click.option(*(names or [f"--{named}"]), field.name, **{**known, **how})
         elif "key" in field.metadata:
             name, one = field.metadata["key"]
-            keys.setdefault(name, []).append(dataclasses.replace(one, field=field.name))
+            one = dataclasses.replace(one, name=one.name or named, type=one.type or kind, field=field.name)
+            keys.setdefault(name, []).append(one)
             options[name] = KEYED[name].of(name, keys[name])
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def wrapped(**kwargs: Any) -> Any:
-            for name in [name for name, value in kwargs.items() if isinstance(value, Fields)]:
-                kwargs |= kwargs.pop(name)
-            for name, group in groups.items():
-                own = [field.name for field in fields[name] if field.name in kwargs]
-                kwargs[name] = group(**{field: kwargs.pop(field) for field in own})
-            return command(**kwargs)
+    @functools.wraps(command)
+    def wrapped(**kwargs: Any) -> Any:
+        for name in [name for name, value in kwargs.items() if isinstance(value, Fields)]:
+            kwargs |= kwargs.pop(name)
+        for name, group in groups.items():
+            own = [field.name for field in fields[name] if field.name in kwargs]
+            kwargs[name] = group(**{field: kwargs.pop(field) for field in own})
+        return command(**kwargs)
 
-        for one in reversed(options.values()):
-            wrapped = one(wrapped)
-        return wrapped
-
-    return decorate
+    for one in reversed(options.values()):
+        wrapped = one(wrapped)
+    return wrapped
 
 
 def given(ctx: click.Context) -> Sequence[str]:
@@ -336,7 +345,3 @@ def _section(option: click.Option, sections: Mapping[str, Sequence[str]]) -> tup
             if name in names:
                 return title, names.index(name)
     return [*sections][-1], 0
-
-
-FILE = click.Path(path_type=Path)
-"""A path, as the value of a key."""

@@ -12,7 +12,7 @@ import click
 
 from msplit.cli import options
 from msplit.cli.engine_options import PoolOptions, SharedEngine
-from msplit.cli.keys import FILE, Parameter, key, option, together
+from msplit.cli.keys import key, option, together
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -20,45 +20,31 @@ if TYPE_CHECKING:
     from msplit.serving.loadtest.run import LoadSettings
 
 
-class Rates(Parameter):
+def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Arrivals per second, and shares with a percent sign."""
-
-    name = "n|n%,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Splits into rates and shares."""
-        if not isinstance(value, str):
-            return value
-        rates, shares = list[float](), list[float]()
-        for part in value.split(","):
-            share = part.strip().endswith("%")
-            try:
-                amount = float(part.strip().removesuffix("%"))
-            except ValueError:
-                amount = 0.0
-            if not 0 < amount < float("inf"):
-                self.fail(f"{value!r} is not a list of rates such as 1000,2000 or 70%", param, ctx)
-            (shares if share else rates).append(amount / 100 if share else amount)
-        return tuple(rates), tuple(shares)
-
-
-class Mix(Parameter):
-    """`0:0.1,1:0.9`."""
-
-    name = "p:share,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Splits into priorities and shares."""
-        if not isinstance(value, str):
-            return value
+    rates, shares = list[float](), list[float]()
+    for part in text.split(","):
+        share = part.strip().endswith("%")
         try:
-            pairs = [part.split(":") for part in value.split(",")]
-            mix = {int(priority): float(share) for priority, share in pairs}
+            amount = float(part.strip().removesuffix("%"))
         except ValueError:
-            mix = {}
-        if not mix or not all(0 <= priority <= 255 and 0 <= share < float("inf") for priority, share in mix.items()):
-            self.fail(f"{value!r} is not a share for each priority, such as 0:0.1,1:0.9", param, ctx)
-        return mix
+            amount = 0.0
+        if not 0 < amount < float("inf"):
+            raise ValueError(f"{text!r} is not a list of rates such as 1000,2000 or 70%")
+        (shares if share else rates).append(amount / 100 if share else amount)
+    return tuple(rates), tuple(shares)
+
+
+def _mix(text: str) -> dict[int, float]:
+    """Priorities and shares of `0:0.1,1:0.9`."""
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        mix = {int(priority): float(share) for priority, share in pairs}
+    except ValueError:
+        mix = {}
+    if not mix or not all(0 <= priority <= 255 and 0 <= share < float("inf") for priority, share in mix.items()):
+        raise ValueError(f"{text!r} is not a share for each priority, such as 0:0.1,1:0.9")
+    return mix
 
 
 @dataclass(frozen=True)
@@ -66,30 +52,31 @@ class Loaded:
     """How much is asked, and how it is measured."""
 
     clients: tuple[int, ...] = option(
-        "--clients",
-        type=options.Numbers(click.IntRange(1, 100_000)),
+        type=options.numbers(click.IntRange(1, 100_000)),
         default="1,2,4,8,16",
-        show_default=True,
         help="Closed loop: how many clients send, each when it has its answer.",
     )
     rate: tuple[tuple[float, ...], tuple[float, ...]] = option(
-        "--rate",
-        type=Rates(),
+        type=options.Parsed("n|n%,…", _rates),
         default=((), ()),
         help="Open loop: arrivals per second, by a Poisson process; 70% is of the most that the arm answered in the closed loop.",
     )
-    seconds: float = key("--measure", "seconds", "Seconds of measuring, per level.", click.FloatRange(0.01), 2.0)
-    warmup: float = key("--measure", "warmup", "Seconds before that.", click.FloatRange(0), 0.5)
-    repeat: int = key("--measure", "repeat", "How often all is measured.", click.IntRange(1), 3)
+    seconds: float = key("--measure", "Seconds of measuring, per level.", click.FloatRange(0.01), 2.0)
+    warmup: float = key("--measure", "Seconds before that.", click.FloatRange(0), 0.5)
+    repeat: int = key("--measure", "How often all is measured.", click.IntRange(1), 3)
     most: int = key(
-        "--measure", "requests", "End a run after so many requests, warm-up left out; 0: none.", click.IntRange(0), 0
+        "--measure",
+        "End a run after so many requests, warm-up left out; 0: none.",
+        click.IntRange(0),
+        0,
+        name="requests",
     )
-    rows: int = key("--measure", "rows", "Rows of a request.", click.IntRange(1), 1)
-    distinct: int = key("--measure", "distinct", "Requests to prepare, all with other inputs.", click.IntRange(1), 64)
-    mix: dict[int, float] | None = key("--measure", "mix", "Share of requests by priority, such as 0:0.1,1:0.9.", Mix())
-    timeout: float | None = key(
-        "--measure", "timeout", "Seconds that a request may wait to be started.", click.FloatRange(0)
+    rows: int = key("--measure", "Rows of a request.", click.IntRange(1), 1)
+    distinct: int = key("--measure", "Requests to prepare, all with other inputs.", click.IntRange(1), 64)
+    mix: dict[int, float] | None = key(
+        "--measure", "Share of requests by priority, such as 0:0.1,1:0.9.", options.Parsed("p:share,…", _mix)
     )
+    timeout: float | None = key("--measure", "Seconds that a request may wait to be started.", click.FloatRange(0))
 
 
 @dataclass(frozen=True)
@@ -98,31 +85,29 @@ class Beside:
 
     beside: tuple[str, ...] = key(
         "--tensorflow",
-        "beside",
         "What of it is measured beside the pool: sessions, merge, xla, batcher, none (auto: all, where it sees the GPU).",
-        options.Names(),
+        options.NAMES,
         ("auto",),
     )
-    threads: int = key("--tensorflow", "threads", "Threads that call it.", click.IntRange(1, 1024), 16)
-    config: Path | None = key("--tensorflow", "config", "ConfigProto as text, for its sessions.", FILE)
+    threads: int = key("--tensorflow", "Threads that call it.", click.IntRange(1, 1024), 16)
+    config: Path | None = key("--tensorflow", "ConfigProto as text, for its sessions.")
 
 
 @dataclass(frozen=True)
 class Serving:
     """What answers in place of a pool."""
 
-    address: str | None = key("--server", "address", "HOST:PORT, which may be given alone.")
+    address: str | None = key("--server", "HOST:PORT, which may be given alone.")
     model_name: str | None = key(
-        "--server", "name", "What the server calls the model (none: the file's or folder's name)."
+        "--server", "What the server calls the model (none: the file's or folder's name).", name="name"
     )
     protocol: str = key(
         "--server",
-        "protocol",
         "TensorFlow Serving's Predict, or ModelInfer as Triton has it.",
         click.Choice(["tensorflow", "kserve"]),
         "tensorflow",
     )
-    processes: int = key("--server", "processes", "Clients of the server.", click.IntRange(1, 32), 4)
+    processes: int = key("--server", "Clients of the server.", click.IntRange(1, 32), 4)
 
 
 @click.command()
@@ -136,7 +121,7 @@ class Serving:
     help="Arguments are those of NVIDIA's multistream_inference: MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG].",
 )
 @options.format_option
-@together(choice=options.Choice, load=Loaded, engine=SharedEngine, pooling=PoolOptions, beside=Beside, serving=Serving)
+@together
 def command(
     model: Path,
     choice: options.Choice,

@@ -49,7 +49,7 @@ COMMANDS = {
 """Subcommand -> one line of help."""
 
 _TOGETHER = {
-    "analyze": ("report",),
+    "analyze": ("assign", "report"),
     "bench": ("bisect", "tune"),
     "build": ("profile",),
     "models": ("diff", "replicate", "rules", "sample", "show", "strip"),

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import engine_options, options, output
-from msplit.cli.keys import FILE, Parameter, key, option
+from msplit.cli.keys import key, option
 from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
-    from msplit.benchmark.baseline import Baseline
-    from msplit.benchmark.results import BatchSweep, Bench
+    from msplit.benchmark.results import Baseline, BatchSweep, Bench
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
     from msplit.run.request import RunRequest
@@ -34,10 +33,7 @@ class Closeness:
     """How closely outputs are compared."""
 
     tolerance: float | None = key(
-        "--measure",
-        "tolerance",
-        "Relative and absolute tolerance of outputs (none: by type and precision).",
-        click.FloatRange(0),
+        "--measure", "Relative and absolute tolerance of outputs (none: by type and precision).", click.FloatRange(0)
     )
 
 
@@ -45,18 +41,14 @@ class Closeness:
 class Measured(Closeness):
     """How long and how often, and beside what."""
 
-    duration: float = key("--measure", "duration", "Seconds of measuring, in all.", click.FloatRange(0), 3.0)
-    warmup: float = key("--measure", "warmup", "Seconds of warming up, per variant.", click.FloatRange(0), 0.2)
-    min_rounds: int = key("--measure", "min-iters", "Fewest rounds.", click.IntRange(1), 10)
-    builds: int = key(
-        "--measure", "builds", "How often everything is built anew while measuring.", click.IntRange(1), 3
-    )
+    duration: float = key("--measure", "Seconds of measuring, in all.", click.FloatRange(0), 3.0)
+    warmup: float = key("--measure", "Seconds of warming up, per variant.", click.FloatRange(0), 0.2)
+    min_rounds: int = key("--measure", "Fewest rounds.", click.IntRange(1), 10, name="min-iters")
+    builds: int = key("--measure", "How often everything is built anew while measuring.", click.IntRange(1), 3)
     compare_tensorflow: bool = key(
-        "--measure", "tensorflow", "no: cuda: do not measure TensorFlow and ONNX Runtime beside it.", bool, True
+        "--measure", "no: cuda: do not measure TensorFlow and ONNX Runtime beside it.", default=True, name="tensorflow"
     )
-    save_reference: Path | None = key(
-        "--measure", "save-reference", "Save inputs and reference outputs as this .npz.", FILE
-    )
+    save_reference: Path | None = key("--measure", "Save inputs and reference outputs as this .npz.")
 
     def settings(self, seed: int) -> Settings:
         """The same for the library."""
@@ -70,10 +62,8 @@ class Run(options.Devices, engine_options.Processes, engine_options.TensorFlowKe
     """What runs: engine, streams, kernels, and what outputs are held against."""
 
     streams: tuple[int, ...] = option(
-        "--streams",
-        type=options.Numbers(options.STREAMS),
+        type=options.numbers(options.STREAMS),
         default="1,2,4",
-        show_default=True,
         help="Numbers of streams to compare; tune: up to the largest.",
     )
 
@@ -97,22 +87,15 @@ class Run(options.Devices, engine_options.Processes, engine_options.TensorFlowKe
         )
 
 
-class Percent(Parameter):
-    """`5%`, or `5`."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A share of 1."""
-        if isinstance(value, float):
-            return value
-        try:
-            number = float(value.strip().removesuffix("%"))
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < 1e6:
-            self.fail(f"{value!r} is no percentage such as 5%", param, ctx)
-        return number / 100
+def _percent(text: str) -> float:
+    """The share that ``5%`` or ``5`` is."""
+    try:
+        number = float(text.strip().removesuffix("%"))
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e6:
+        raise ValueError(f"{text!r} is no percentage such as 5%")
+    return number / 100
 
 
 @dataclass(frozen=True)
@@ -125,18 +108,13 @@ class Beside:
         limit: By what share of its time a variant may be slower; None where nothing fails.
     """
 
-    plot: Path | None = option(
-        "--plot", type=options.PATH, metavar="FILE.html", help="Draw the time of a step over the batches."
-    )
+    plot: Path | None = option(metavar="FILE.html", help="Draw the time of a step over the batches.")
     baseline: Path | None = option(
-        "--baseline",
-        type=options.PATH,
-        metavar="OLD.json",
-        help="Compare with what an earlier run printed with --format json.",
+        metavar="OLD.json", help="Compare with what an earlier run printed with --format json."
     )
     limit: float | None = option(
         "--fail-if-slower",
-        type=Percent(),
+        type=options.Parsed("percent", _percent),
         metavar="PERCENT",
         help="Exit with 1 if a variant is slower than in --baseline by more than so much and by more than noise.",
     )
@@ -148,11 +126,11 @@ class Beside:
             UsageError: There is a limit and nothing to hold it against.
             MsplitError: It can not be read.
         """
-        from msplit.benchmark import baseline
+        from msplit.benchmark import results
 
         if self.baseline is None and self.limit is not None:
             raise click.UsageError("--fail-if-slower compares with --baseline: give that, too.")
-        return None if self.baseline is None else baseline.load(self.baseline)
+        return None if self.baseline is None else results.load(self.baseline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +156,7 @@ def refuse(then: Baseline | None, request: RunRequest, limit: float | None, flat
     Raises:
         MsplitError: There is a limit, and the baseline is of another engine, GPU or processor.
     """
-    from msplit.benchmark import baseline
+    from msplit.benchmark import results
     from msplit.engines.environment import environment
     from msplit.run.variants import as_recorded, choose_engine
 
@@ -186,7 +164,7 @@ def refuse(then: Baseline | None, request: RunRequest, limit: float | None, flat
         return
     engine, _ = choose_engine(as_recorded(flat, request)[0], flat)
     now = {"engine": engine.name, "result": {"environment": environment(), "variants": []}}
-    _refuse_differences(then, baseline.differences(then.circumstances, baseline.circumstances([now])))
+    _refuse_differences(then, results.differences(then.circumstances, results.circumstances([now])))
 
 
 def _refuse_differences(then: Baseline, differs: Sequence[str]) -> None:
@@ -222,14 +200,14 @@ def show(flat: FlatGraph, shown: Shown, then: Baseline | None, limit: float | No
     Raises:
         MsplitError: There is a limit, and the baseline is of other inputs or another precision. The result is printed all the same.
     """
-    from msplit.benchmark import baseline
+    from msplit.benchmark import results
     from msplit.report import bench_sections, sweep
     from msplit.report import document as jsonio
 
     document, payload = shown.document, jsonio.plain(shown.payload)  # a baseline is plain data, too
     compared = None
     if then is not None:
-        compared = baseline.compare(then, payload.get("runs", [payload]), limit)
+        compared = results.compare(then, payload.get("runs", [payload]), limit)
         payload["baseline"] = bench_sections.regression_payload(compared)
         warnings = [*document.warnings, *bench_sections.warnings(compared)]
         document = replace(

@@ -59,7 +59,7 @@ def show_command(model: Path, everything: bool, style: str) -> None:
 @options.model_argument
 @click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the model.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-@together(choice=options.Choice)
+@together
 def strip_command(model: Path, choice: options.Choice, output: Path, force: bool) -> None:
     """Write MODEL without any stream id and without the record of its assignment. Nothing else changes.
 
@@ -168,7 +168,7 @@ class Rules(options.Rules):
 @click.option("--all", "everything", is_flag=True, help="List every node, not only the costliest.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if anything changed.")
 @options.format_option
-@together(choice=options.Choice, rules=Rules, work=options.RecordedWork)
+@together
 def diff_command(
     old: Path,
     model: Path,
@@ -204,30 +204,21 @@ class Copies:
     """What to make."""
 
     times: int | None = option(
-        "--times", type=click.IntRange(1, 1024), metavar="N", help="Replicas (default: as many as --weights)."
+        type=click.IntRange(1, 1024), metavar="N", help="Replicas (default: as many as --weights)."
     )
     weights: Sequence[Path] = option(
-        "--weights",
-        type=options.PATH,
         multiple=True,
         metavar="PATH",
         help="Weights of a replica, the first one's first: a checkpoint, a SavedModel, or a frozen model like MODEL. Repeatable.",
     )
     combine: str = option(
-        "--combine",
-        type=click.Choice(["mean", "stack"]),
-        default="mean",
-        show_default=True,
-        help="What becomes of the replicas' outputs.",
+        type=click.Choice(["mean", "stack"]), default="mean", help="What becomes of the replicas' outputs."
     )
     streams: int | None = option(
-        "--streams", type=options.STREAMS, help="Replica k goes on stream k modulo N (default: one stream each)."
+        type=options.STREAMS, help="Replica k goes on stream k modulo N (default: one stream each)."
     )
     devices: Sequence[str] = option(
-        "--devices",
-        type=options.Names(),
-        default=(),
-        help="Replica k goes on the k-th of these, and again: /gpu:0,/gpu:1",
+        type=options.NAMES, default=(), help="Replica k goes on the k-th of these, and again: /gpu:0,/gpu:1"
     )
 
 
@@ -235,7 +226,7 @@ class Copies:
 @options.model_argument
 @click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the ensemble.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-@together(choice=options.Choice, copies=Copies)
+@together
 def replicate_command(model: Path, choice: options.Choice, copies: Copies, output: Path, force: bool) -> None:
     """Write an ensemble: N copies of MODEL in one graph, with the same inputs, their outputs averaged or stacked.
 

@@ -19,57 +19,52 @@ if TYPE_CHECKING:
     from msplit.run.request import TuneSettings
 
 
-class Names(Parameter):
-    """A comma-separated list."""
-
-    name = "a,b,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Splits, dropping empty items."""
-        del param, ctx
-        return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(",") if part.strip())
-
-
-class Numbers(Parameter):
-    """A comma-separated list of whole numbers.
+class Parsed(Parameter):
+    """An option whose text a function reads. What is no text, such as a default, stays as it is.
 
     Args:
-        each: What each of them may be.
+        name: Name of its values in help.
+        read: Raises ValueError with what is wrong with the text.
     """
 
-    name = "n,n,…"
-
-    def __init__(self, each: click.IntRange) -> None:
-        self._each = each
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name, self.read = name, read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parses, refusing what each of them may not be in the words of a single number."""
-        if isinstance(value, tuple):
-            return value
+        """Reads a text."""
         try:
-            numbers = [int(part) for part in value.split(",")]
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 1,2,4", param, ctx)
-        return tuple(self._each.convert(number, param, ctx) for number in numbers)
+            return self.read(value) if isinstance(value, str) else value
+        except ValueError as problem:
+            self.fail(str(problem), param, ctx)
 
 
-class Shape(Parameter):
-    """`name=1,224,224,3`."""
+NAMES = Parsed("a,b,…", lambda text: tuple(part.strip() for part in text.split(",") if part.strip()))
+"""A comma-separated list, without empty items."""
 
-    name = "name=d,d,…"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Splits into the name and its sizes."""
-        if isinstance(value, tuple):
-            return value
-        name, equals, sizes = value.partition("=")
+def numbers(each: click.IntRange) -> Parsed:
+    """A comma-separated list of whole numbers, and what each of them may be."""
+
+    def read(text: str) -> tuple[int, ...]:
         try:
-            shape = tuple(int(part) for part in sizes.replace("x", ",").split(",") if part.strip() != "")
+            found = [int(part) for part in text.split(",")]
         except ValueError:
-            self.fail(f"{value!r}: sizes are numbers, as in input=1,224,224,3", param, ctx)
-        if not equals or not name or any(size < 0 for size in shape):
-            self.fail(f"{value!r}: write it as name=1,224,224,3", param, ctx)
-        return name, shape
+            raise ValueError(f"{text!r} is not a list of numbers such as 1,2,4") from None
+        return tuple(each.convert(number, None, None) for number in found)
+
+    return Parsed("n,n,…", read)
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Name and sizes of `name=1,224,224,3`."""
+    name, equals, sizes = text.partition("=")
+    try:
+        shape = tuple(int(part) for part in sizes.replace("x", ",").split(",") if part.strip() != "")
+    except ValueError:
+        raise ValueError(f"{text!r}: sizes are numbers, as in input=1,224,224,3") from None
+    if not equals or not name or any(size < 0 for size in shape):
+        raise ValueError(f"{text!r}: write it as name=1,224,224,3")
+    return name, shape
 
 
 GPUS = ("h200", "h100", "a100", "l4", "t4")
@@ -134,14 +129,10 @@ SHIPPED = f"GPU whose data sheet prices the nodes: {', '.join(GPUS)}, or a YAML 
 class Choice:
     """The choices that a model's file may leave open."""
 
-    signature: str | None = key(
-        "--part", "signature", "Signature of the SavedModel (none: serving_default, or the only one)."
-    )
-    tags: Sequence[str] | None = key("--part", "tag", TAG, Names())
-    inputs: Sequence[str] | None = key("--part", "inputs", "Tensors to feed instead of the model's inputs.", Names())
-    outputs: Sequence[str] | None = key(
-        "--part", "outputs", "Tensors to fetch instead of the model's outputs.", Names()
-    )
+    signature: str | None = key("--part", "Signature of the SavedModel (none: serving_default, or the only one).")
+    tags: Sequence[str] | None = key("--part", TAG, NAMES, name="tag")
+    inputs: Sequence[str] | None = key("--part", "Tensors to feed instead of the model's inputs.", NAMES)
+    outputs: Sequence[str] | None = key("--part", "Tensors to fetch instead of the model's outputs.", NAMES)
 
     def load(self, model: Path, function: str | None = None, *, record: bool = True) -> FlatGraph:
         """Reads and flattens a model, or one function of it."""
@@ -172,7 +163,10 @@ class InputShapes:
     """Sizes of inputs, the leading one left out."""
 
     shapes: Sequence[tuple[str, tuple[int, ...]]] = option(
-        "--shape", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
+        "--shape",
+        type=Parsed("name=d,d,…", _shape),
+        multiple=True,
+        help="Shape of an input: name=1,224,224,3. Repeatable.",
     )
 
 
@@ -180,18 +174,16 @@ class InputShapes:
 class InputSizes(InputShapes):
     """Sizes of inputs."""
 
-    batch: int | None = option(
-        "--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1)."
-    )
+    batch: int | None = option(type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1).")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work(InputSizes):
     """What sizes a model and prices its nodes by itself."""
 
-    gpu: str | None = key("--costs", "gpu", f"{SHIPPED}.", GpuName(), "h200")
+    gpu: str | None = key("--costs", f"{SHIPPED}.", GpuName(), "h200")
     profile_path: Path | None = key(
-        "--costs", "profile", "Costs that `msplit profile` measured, in place of the data sheet's.", FILE
+        "--costs", "Costs that `msplit profile` measured, in place of the data sheet's.", name="profile"
     )
 
     def arguments(self) -> dict[str, Any]:
@@ -206,10 +198,8 @@ class Work(InputSizes):
 class RecordedWork(Work):
     """Likewise, where a record with the model says what is not given."""
 
-    gpu: str | None = key("--costs", "gpu", f"{SHIPPED} (none: h200).", GpuName())
-    record: bool = key(
-        "--costs", "record", "no: do not go by what `msplit assign` has recorded with the model.", bool, True
-    )
+    gpu: str | None = key("--costs", f"{SHIPPED} (none: h200).", GpuName())
+    record: bool = key("--costs", "no: do not go by what `msplit assign` has recorded with the model.", default=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +209,7 @@ class Batches(RecordedWork):
     batch: int | None = None
     batches: tuple[int, ...] | None = option(
         "--batch",
-        type=Numbers(click.IntRange(1)),
+        type=numbers(click.IntRange(1)),
         help="Size of unknown leading dimensions (default: 1), or several, such as 1,8,32; build: they share weights and memory; "
         "bench: they are measured one after the other.",
     )
@@ -243,9 +233,7 @@ class Rules:
         shell_complete=complete_rules,
         help="Rules file or rule set that gives the ids (default: the model's own ids; for a model without any, what fits it).",
     )
-    streams: int | None = option(
-        "--streams", type=STREAMS, help="Number of streams of the rules, instead of what they say."
-    )
+    streams: int | None = option(type=STREAMS, help="Number of streams of the rules, instead of what they say.")
 
 
 @dataclass(frozen=True)
@@ -253,26 +241,28 @@ class ExecutionOptions:
     """How a model is executed."""
 
     given: Sequence[str] = key(
-        "--input", "NAME", "File of an input; without a name, of those that the file names.", click.Path(), several=True
+        "--input",
+        "File of an input; without a name, of those that the file names.",
+        click.Path(),
+        name="NAME",
+        several=True,
     )
     seed: int = key(
-        "--input", SEED, "Number that made-up inputs come from; train: and the order that --shuffle gives.", int, 0
+        "--input",
+        "Number that made-up inputs come from; train: and the order that --shuffle gives.",
+        default=0,
+        name=SEED,
     )
     precision: str = option(
-        "--precision",
         type=click.Choice(["tf32", "ieee", "bf16", "fp16"]),
         default="tf32",
-        show_default=True,
         help="What float32 is computed in, on every engine: bf16 and fp16 where that gains, as TensorFlow's mixed precision.",
     )
-    layout: str = key(
-        "--cuda", "layout", "Memory layout of convolutions.", click.Choice(["auto", "nhwc", "nchw"]), "auto"
-    )
+    layout: str = key("--cuda", "Memory layout of convolutions.", click.Choice(["auto", "nhwc", "nchw"]), "auto")
     op_libraries: Sequence[Path] = key(
         "--tensorflow",
-        "op-library",
         "A file with custom TensorFlow ops; may be given several times.",
-        FILE,
+        name="op-library",
         several=True,
     )
 
@@ -296,9 +286,7 @@ class Verified(ExecutionOptions):
         shell_complete=complete_rules,
         help="Rules for a graph without ids (default: auto), or in place of its ids.",
     )
-    reference: Path | None = option(
-        "--reference", type=PATH, help="Verify against this .npz instead of TensorFlow on the CPU."
-    )
+    reference: Path | None = option(help="Verify against this .npz instead of TensorFlow on the CPU.")
 
     def arguments(self) -> dict[str, Any]:
         """For what asks to run a model."""
@@ -311,14 +299,13 @@ class Kernels(Verified):
 
     effort: str = key(
         "--cuda",
-        "effort",
         "fast times no kernel and compiles none, to be ready in seconds.",
         click.Choice(["full", "fast"]),
         "full",
     )
-    capture: bool = key("--cuda", "capture", "no: launch kernel by kernel instead of one CUDA graph.", bool, True)
-    fuse: bool = key("--cuda", "fuse", "no: do not show what one kernel per group of pointwise ops adds.", bool, True)
-    group: bool = key("--cuda", "group", "no: do not show what batching alike branches adds.", bool, True)
+    capture: bool = key("--cuda", "no: launch kernel by kernel instead of one CUDA graph.", default=True)
+    fuse: bool = key("--cuda", "no: do not show what one kernel per group of pointwise ops adds.", default=True)
+    group: bool = key("--cuda", "no: do not show what batching alike branches adds.", default=True)
 
     def arguments(self) -> dict[str, Any]:
         """For what asks to run a model."""
@@ -331,9 +318,7 @@ class Backend:
     """What runs it."""
 
     engine: str | None = option(
-        "--engine",
-        type=click.Choice(["cuda", "tensorflow"]),
-        help="What runs it (default: cuda where it can, else tensorflow).",
+        type=click.Choice(["cuda", "tensorflow"]), help="What runs it (default: cuda where it can, else tensorflow)."
     )
 
 
@@ -342,10 +327,8 @@ class OnDevice:
     """Where it runs."""
 
     device: str = option(
-        "--device",
         type=click.Choice(["cuda", "cpu"]),
         default="cuda",
-        show_default=True,
         help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
     )
 
@@ -356,7 +339,7 @@ class Devices:
 
     devices: tuple[int, ...] = option(
         "--gpus",
-        type=Numbers(click.IntRange(0)),
+        type=numbers(click.IntRange(0)),
         default=(),
         help="cuda: numbers of the GPUs to use, such as 0,1. bench: they share the rows of a step; load, serve: a process for each.",
     )
@@ -376,15 +359,12 @@ class Search:
 
     tune_seconds: float = option("--seconds", **SECONDS)
     max_memory: float = option(
-        "--max-memory",
         default=1.5,
-        show_default=True,
         type=click.FloatRange(1),
         metavar="RATIO",
         help="Take no plan that needs more than so many times the memory of one stream.",
     )
     max_error: float | None = option(
-        "--max-error",
         type=click.FloatRange(0, min_open=True),
         metavar="ERROR",
         help="Leave ops in float32 until half precision keeps every output within this relative error.",

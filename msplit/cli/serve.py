@@ -21,7 +21,7 @@ import click
 from msplit import escape
 from msplit.cli import options, output
 from msplit.cli.engine_options import PLACE, WHAT, PoolOptions, SharedEngine
-from msplit.cli.keys import Parameter, key, option, together
+from msplit.cli.keys import key, option, together
 from msplit.cli.output import say
 from msplit.progress import telling
 
@@ -40,21 +40,12 @@ def _switch(default: bool) -> dict[str, Any]:
     return {"default": default, "is_flag": False, "flag_value": "true", "type": click.BOOL, "hidden": True}
 
 
-class Named(Parameter):
-    """`name=path`."""
-
-    name = "name=path"
-
-    def convert(
-        self, value: str | tuple[str, Path], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Path]:
-        """Splits into the name and the path."""
-        if isinstance(value, tuple):
-            return value
-        name, _, path = value.partition("=")
-        if not name or not path:
-            self.fail(f"{value!r}: write it as NAME=PATH", param, ctx)
-        return name, Path(path)
+def _named(text: str) -> tuple[str, Path]:
+    """Name and path of `name=path`."""
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise ValueError(f"{text!r}: write it as NAME=PATH")
+    return name, Path(path)
 
 
 @dataclass(frozen=True)
@@ -63,28 +54,23 @@ class Served:
 
     models: Sequence[Path]
     named: Sequence[tuple[str, Path]] = option(
-        "--model", multiple=True, type=Named(), help="A model, or a folder of versions, by name. Repeatable."
+        "--model",
+        multiple=True,
+        type=options.Parsed("name=path", _named),
+        help="A model, or a folder of versions, by name. Repeatable.",
     )
-    model_name: str | None = option(
-        "--model-name", help="What clients call the model (default: its file's or folder's name)."
-    )
-    model_base_path: Path | None = option(
-        "--model-base-path", type=options.PATH, hidden=True, help="The same as MODELS."
-    )
-    model_config_file: Path | None = option(
-        "--model-config-file", type=options.PATH, help="Models in TensorFlow Serving's text format."
-    )
+    model_name: str | None = option(help="What clients call the model (default: its file's or folder's name).")
+    model_base_path: Path | None = option(hidden=True, help="The same as MODELS.")
+    model_config_file: Path | None = option(help="Models in TensorFlow Serving's text format.")
     signatures: Sequence[str] = key(
         "--part",
-        "signature",
         "Signatures to serve, or all (none: serving_default, or the only one). Each has weights of its own.",
-        options.Names(),
+        options.NAMES,
         (),
+        name="signature",
     )
-    tags: Sequence[str] | None = key("--part", "tag", options.TAG, options.Names())
-    saved_model_tags: Sequence[str] | None = option(
-        "--saved-model-tags", type=options.Names(), hidden=True, help="The same as --part tag=."
-    )
+    tags: Sequence[str] | None = key("--part", options.TAG, options.NAMES, name="tag")
+    saved_model_tags: Sequence[str] | None = option(type=options.NAMES, hidden=True, help="The same as --part tag=.")
 
     def configs(self) -> tuple[ModelConfig, ...]:
         """All of them.
@@ -115,15 +101,8 @@ def _name(path: Path) -> str:
 class Batching:
     """What TensorFlow Serving says of it."""
 
-    enable_batching: bool = option(
-        "--enable-batching", **_switch(True), help="As in TensorFlow Serving; true is all that it can be."
-    )
-    batching_parameters_file: Path | None = option(
-        "--batching-parameters-file",
-        type=options.PATH,
-        hidden=True,
-        help="TensorFlow Serving's, in place of the above.",
-    )
+    enable_batching: bool = option(**_switch(True), help="As in TensorFlow Serving; true is all that it can be.")
+    batching_parameters_file: Path | None = option(hidden=True, help="TensorFlow Serving's, in place of the above.")
 
     def settings(self, given: PoolSettings) -> PoolSettings:
         """Of every pool, given what other options say."""
@@ -139,32 +118,18 @@ class Batching:
 class Doors:
     """Where it listens."""
 
-    host: str = option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-    port: int = option("--port", default=8500, show_default=True, type=_PORT, help="Of gRPC; 0: none.")
-    rest_api_port: int = option(
-        "--rest-api-port", default=8501, show_default=True, type=_PORT, help="Of HTTP; 0: none."
-    )
+    host: str = option(default="127.0.0.1", help="Address to listen on.")
+    port: int = option(default=8500, type=_PORT, help="Of gRPC; 0: none.")
+    rest_api_port: int = option(default=8501, type=_PORT, help="Of HTTP; 0: none.")
     timeout: float | None = option(
-        "--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that a request without a deadline waits."
+        type=click.FloatRange(0, min_open=True), help="Seconds that a request without a deadline waits."
     )
     grace: float = option(
-        "--grace",
-        default=10.0,
-        show_default=True,
-        type=click.FloatRange(0),
-        help="Seconds that requests have to end after SIGTERM.",
+        default=10.0, type=click.FloatRange(0), help="Seconds that requests have to end after SIGTERM."
     )
-    max_message_mib: int = option(
-        "--max-message-mib",
-        default=64,
-        show_default=True,
-        type=click.IntRange(1, 2047),
-        help="Size of the largest request.",
-    )
+    max_message_mib: int = option(default=64, type=click.IntRange(1, 2047), help="Size of the largest request.")
     enable_serialization_as_tensor_content: bool = option(
-        "--enable-serialization-as-tensor-content",
-        **_switch(False),
-        help="Answer in tensor_content, not in float_val and its kin.",
+        **_switch(False), help="Answer in tensor_content, not in float_val and its kin."
     )
 
     def listening(self) -> Listening:
@@ -195,7 +160,7 @@ def _dashes(token: str) -> str:
 
 @click.command(context_settings={"token_normalize_func": _dashes})
 @click.argument("models", nargs=-1, type=options.PATH)
-@together(served=Served, engine=SharedEngine, pooling=PoolOptions, batching=Batching, doors=Doors)
+@together
 def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching: Batching, doors: Doors) -> int:
     """Answer requests for MODELS (models, builds, or folders of versions) until SIGTERM: over gRPC as TensorFlow Serving and as Triton do
     (KServe V2), over HTTP, with health checks and metrics for Prometheus.
@@ -248,7 +213,7 @@ def _say(models: Models, where: Listening) -> None:
 )
 @click.option("--name", help="Of the model there (default: that of its file or folder).")
 @click.option("--force", is_flag=True, help="Replace a model of this name.")
-@together(pooling=PoolOptions, device=options.OnDevice)
+@together
 def export_command(
     model: Path, triton: Path, name: str | None, pooling: PoolOptions, device: options.OnDevice, force: bool
 ) -> None:

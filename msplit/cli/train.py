@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from msplit.cli import engine_options, options, output
 from msplit.cli.engine_options import Engine
-from msplit.cli.keys import FILE, Parameter, key, option, together
+from msplit.cli.keys import key, option, together
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -22,22 +22,15 @@ if TYPE_CHECKING:
     from msplit.training.trainer import Trainer
 
 
-class Gpus(Parameter):
-    """A number of GPUs, or which ones."""
-
-    name = "n|a,b,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """``2`` is the first two; ``2,3`` are these."""
-        if isinstance(value, tuple):
-            return value
-        if value.isascii() and value.isdigit() and 0 < int(value) <= _MOST_GPUS:
-            visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
-            return tuple(visible[: int(value)]) if len(visible) >= int(value) else tuple(map(str, range(int(value))))
-        found = tuple(one.strip() for one in value.split(","))
-        if len(found) < 2 or not all(found) or len(set(found)) < len(found):
-            self.fail(f"{value!r} is neither a number of GPUs nor a list of some", param, ctx)
-        return found
+def _gpus(text: str) -> tuple[str, ...]:
+    """Some GPUs: ``2`` is the first two; ``2,3`` are these."""
+    if text.isascii() and text.isdigit() and 0 < int(text) <= _MOST_GPUS:
+        visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+        return tuple(visible[: int(text)]) if len(visible) >= int(text) else tuple(map(str, range(int(text))))
+    found = tuple(one.strip() for one in text.split(","))
+    if len(found) < 2 or not all(found) or len(set(found)) < len(found):
+        raise ValueError(f"{text!r} is neither a number of GPUs nor a list of some")
+    return found
 
 
 _MOST_GPUS = 64
@@ -48,13 +41,10 @@ class Step:
     """What a step runs and gives."""
 
     target: tuple[str, ...] | None = option(
-        "--target",
-        type=options.Names(),
-        help="The op that a step runs, or several (default: what the file names train_op).",
+        type=options.NAMES, help="The op that a step runs, or several (default: what the file names train_op)."
     )
     fetch: tuple[str, ...] = option(
-        "--fetch",
-        type=options.Names(),
+        type=options.NAMES,
         required=True,
         help="Tensors that a step gives, the loss first: where it is no number, training ends.",
     )
@@ -65,19 +55,16 @@ class Feeding:
     """What steps are fed."""
 
     data: tuple[str, ...] = option(
-        "--data",
         multiple=True,
         metavar="FILE|MODULE:FUNCTION",
         help="An .npz with an array per input, TFRecords (repeatable, or a pattern), or a function that gives batches; none for a graph "
         "that reads its data itself.",
     )
-    batch: int = option("--batch", default=32, show_default=True, type=click.IntRange(1), help="Rows of a batch.")
+    batch: int = option(default=32, type=click.IntRange(1), help="Rows of a batch.")
     epochs: int | None = option(
-        "--epochs", type=click.IntRange(1), help="Go through the data so often (default: 1, or what --steps need)."
+        type=click.IntRange(1), help="Go through the data so often (default: 1, or what --steps need)."
     )
-    shuffle: bool = option(
-        "--shuffle", is_flag=True, help="Another order of the data in every epoch, by --input seed=."
-    )
+    shuffle: bool = option(help="Another order of the data in every epoch, by --input seed=.")
 
 
 @dataclass(frozen=True)
@@ -85,22 +72,14 @@ class Length:
     """How long, and what is kept of it."""
 
     steps: int | None = option(
-        "--steps", type=click.IntRange(0), help="Train up to so many steps, those before --resume included."
+        type=click.IntRange(0), help="Train up to so many steps, those before --resume included."
     )
-    save: Path | None = key("--save", "folder", "The folder, which may be given alone.", FILE)
-    every: int = key("--save", "every", "Steps from one checkpoint to the next.", click.IntRange(1), 1000)
-    keep: int = key("--save", "keep", "Checkpoints that are kept.", click.IntRange(1), 5)
-    resume: bool = option("--resume", is_flag=True, help="Go on from the last checkpoint in --save, if there is one.")
-    restore: Path | None = option(
-        "--restore", type=options.PATH, metavar="PREFIX", help="Begin with the variables of this checkpoint."
-    )
-    fetch_every: int = option(
-        "--fetch-every",
-        default=100,
-        show_default=True,
-        type=click.IntRange(1),
-        help="Show what every so manyth step gives.",
-    )
+    save: Path | None = key("--save", "The folder, which may be given alone.", name="folder")
+    every: int = key("--save", "Steps from one checkpoint to the next.", click.IntRange(1), 1000)
+    keep: int = key("--save", "Checkpoints that are kept.", click.IntRange(1), 5)
+    resume: bool = option(help="Go on from the last checkpoint in --save, if there is one.")
+    restore: Path | None = option(metavar="PREFIX", help="Begin with the variables of this checkpoint.")
+    fetch_every: int = option(default=100, type=click.IntRange(1), help="Show what every so manyth step gives.")
 
     def settings(self) -> TrainSettings:
         """The same for what trains."""
@@ -121,18 +100,17 @@ class Spread(engine_options.Processes):
     """Which GPUs of which hosts train together, or which servers of TensorFlow run it."""
 
     container: str | None = key(
-        "--tensorflow",
-        "container",
-        "A name under which the cluster keeps variables, for later clients or others beside this one.",
+        "--tensorflow", "A name under which the cluster keeps variables, for later clients or others beside this one."
     )
     gpus: tuple[str, ...] | None = option(
-        "--gpus", type=Gpus(), help="Train on so many GPUs of this host, or on these, each in a process of its own."
+        type=options.Parsed("n|a,b,…", _gpus),
+        help="Train on so many GPUs of this host, or on these, each in a process of its own.",
     )
-    hosts: Path | None = key("--hosts", "file", "That file, which may be given alone.", FILE)
-    task: str | None = key("--hosts", "task", "Which of the file's hosts this is, such as worker:0.")
-    nnodes: int | None = key("--hosts", "nnodes", "So many hosts, with as many GPUs each.", click.IntRange(1))
-    node_rank: int | None = key("--hosts", "node-rank", "Which of them this is; 0 is the chief.", click.IntRange(0))
-    master: str | None = key("--hosts", "master", "HOST:PORT where the chief listens, the same on all hosts.")
+    hosts: Path | None = key("--hosts", "That file, which may be given alone.", name="file")
+    task: str | None = key("--hosts", "Which of the file's hosts this is, such as worker:0.")
+    nnodes: int | None = key("--hosts", "So many hosts, with as many GPUs each.", click.IntRange(1))
+    node_rank: int | None = key("--hosts", "Which of them this is; 0 is the chief.", click.IntRange(0))
+    master: str | None = key("--hosts", "HOST:PORT where the chief listens, the same on all hosts.")
 
     def of_hosts(self) -> Hosts:
         """The hosts: of a file, of options, or of TF_CONFIG."""
@@ -158,7 +136,7 @@ class Spread(engine_options.Processes):
 @click.command()
 @options.model_argument
 @options.format_option
-@together(choice=Source, step=Step, feeding=Feeding, length=Length, spread=Spread, engine=Engine)
+@together
 def command(
     model: Path,
     choice: Source,

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from msplit.errors import MsplitError
+from msplit.progress import during
 
 MAX_STREAMS = 1024
 """Most streams that anything may use; no GPU runs a tenth of them at once."""
@@ -32,14 +33,9 @@ def spelled(name: str, value: Any = None) -> str:
     return _SPELLING.get()(name, value)
 
 
-@contextmanager
-def spelling(how: Callable[[str, Any], str]) -> Iterator[None]:
+def spelling(how: Callable[[str, Any], str]) -> AbstractContextManager[object]:
     """Has messages name options in another interface than Python's."""
-    token = _SPELLING.set(how)
-    try:
-        yield
-    finally:
-        _SPELLING.reset(token)
+    return during(_SPELLING, how)
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:

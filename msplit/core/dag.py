@@ -11,6 +11,7 @@ Hashes of whole arrays of numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from msplit.core.graph import Floats, Graph, Ints
 
 _Number = TypeVar("_Number", bound=np.number)
+_Item = TypeVar("_Item", bound=Hashable)
 
 
 def distinct(values: NDArray[_Number]) -> NDArray[_Number]:
@@ -30,6 +32,17 @@ def distinct(values: NDArray[_Number]) -> NDArray[_Number]:
     first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=first[1:])
     return values[first]
+
+
+def reached(starts: Iterable[_Item], beside: Callable[[_Item], Iterable[_Item]]) -> set[_Item]:
+    """All that some items lead to, step by step, themselves included."""
+    found = set(starts)
+    waiting = list(found)
+    while waiting:
+        new = set(beside(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,23 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from msplit.cost import gpus
 from msplit.cost.fused_into import elements
-from msplit.cost.gpus import (
-    COLUMN,
-    COLUMN_HALVING,
-    COLUMN_STEP,
-    GATHERING,
-    JOINING,
-    NARROW,
-    REORDERING,
-    ROW_SETUP,
-    ROW_STEP,
-    SUMMANDS,
-    TILE_SETUP,
-    TILE_STEP,
-    WINDOW_STEP,
-    halvings,
-)
 from msplit.formats.tensors import itemsize
 from msplit.opset.traits import ops_with
 from msplit.shapes.linalg import einsum_sizes, matrix_sizes
@@ -110,7 +95,9 @@ def _size(value: int | None) -> int:
     return 1 if value is None else value
 
 
-def _product(rows: float, inner: float, columns: float, batch: float, sms: int, setup: float = TILE_SETUP) -> NodeWork:
+def _product(
+    rows: float, inner: float, columns: float, batch: float, sms: int, setup: float = gpus.TILE_SETUP
+) -> NodeWork:
     """A product of matrices in tiles of 64 x 64. Where these leave multiprocessors idle, long sums are split and joined.
 
     With a single row or column there is nothing for tensor cores to share: every thread goes through its own part of the sum.
@@ -118,12 +105,12 @@ def _product(rows: float, inner: float, columns: float, batch: float, sms: int, 
     flops = 2.0 * batch * rows * inner * columns
     if rows <= 1 or columns <= 1:
         blocks = batch * math.ceil(max(rows, columns) / COLUMNS)
-        return NodeWork(flops, max(blocks, 1.0), setup=ROW_SETUP, chain=inner / STEP * ROW_STEP)
+        return NodeWork(flops, max(blocks, 1.0), setup=gpus.ROW_SETUP, chain=inner / STEP * gpus.ROW_STEP)
     blocks = batch * math.ceil(rows / 64) * math.ceil(columns / 64)
-    parts = max(1.0, min(sms // max(blocks, 1), inner // SUMMANDS))
-    setup += JOINING if parts > 1 else 0.0
+    parts = max(1.0, min(sms // max(blocks, 1), inner // gpus.SUMMANDS))
+    setup += gpus.JOINING if parts > 1 else 0.0
     fill = rows / (math.ceil(rows / 64) * 64) * columns / (math.ceil(columns / TILE_COLUMNS) * TILE_COLUMNS)
-    chain = inner / parts / STEP * TILE_STEP
+    chain = inner / parts / STEP * gpus.TILE_STEP
     return NodeWork(flops, max(blocks * parts, 1.0), True, setup=setup, chain=chain, fill=max(fill, LEAST_FILL))
 
 
@@ -159,7 +146,7 @@ def einsum(case: Case) -> NodeWork:
     product = _product(groups["rows"], groups["inner"], groups["columns"], groups["batch"], case.sms)
     batch = [label for label in right if all(label in term for term in terms) and _size(sizes.get(label, 1)) > 1]
     copies = sum(not term.startswith("".join(batch)) for term in terms) if len(batch) > 1 else 0
-    return replace(product, setup=product.setup + copies * REORDERING, launches=1 + copies)
+    return replace(product, setup=product.setup + copies * gpus.REORDERING, launches=1 + copies)
 
 
 @formula("Conv2D", "Conv3D", "_FusedConv2D", "_FusedConv3D", "Conv")
@@ -173,10 +160,10 @@ def convolution(case: Case) -> NodeWork:
     groups = max(1, _size(data[channel]) // per_group) if data is not None and data[channel] is not None else 1
     columns = _size(weights[-1])
     rows = elements(out) / max(columns, 1)
-    gathers = TILE_SETUP + (GATHERING if elements(weights[:-2]) > 1 else 0.0)
+    gathers = gpus.TILE_SETUP + (gpus.GATHERING if elements(weights[:-2]) > 1 else 0.0)
     if per_group < CHANNELS and elements(weights[:-2]) > 1:
         blocks = max(groups * math.ceil(rows / 64) * math.ceil(columns / groups / 64), 1.0)
-        return NodeWork(2.0 * rows * elements(weights), blocks, setup=gathers, fill=NARROW)
+        return NodeWork(2.0 * rows * elements(weights), blocks, setup=gathers, fill=gpus.NARROW)
     return _product(rows, elements(weights[:-1]), columns / groups, groups, case.sms, gathers)
 
 
@@ -189,10 +176,12 @@ def convolution_data_gradient(case: Case) -> NodeWork:
     work = 2.0 * elements(gradient) * elements(weights[:-1])
     columns = _size(weights[-2])
     rows = elements(case.outputs[0]) / max(columns, 1)
-    chain = elements(weights) / max(columns, 1) / STEP * TILE_STEP
+    chain = elements(weights) / max(columns, 1) / STEP * gpus.TILE_STEP
     blocks = math.ceil(rows / 64) * math.ceil(columns / 64)
     # The library turns the data into its own layout first, and the result back.
-    return NodeWork(work, blocks, True, setup=TILE_SETUP + GATHERING + 2 * REORDERING, chain=chain, launches=3)
+    return NodeWork(
+        work, blocks, True, setup=gpus.TILE_SETUP + gpus.GATHERING + 2 * gpus.REORDERING, chain=chain, launches=3
+    )
 
 
 @formula("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
@@ -240,7 +229,7 @@ def _looping(out: Shape, weights: Shape, sms: int) -> NodeWork:
     """One thread per output goes through the window, the first two axes of weights; as many at a time as the multiprocessors hold."""
     window = elements(weights[:2] if weights else None)
     waves = max(1.0, elements(out) / (sms * RESIDENT))
-    return replace(_windows(out, 2.0 * window), chain=window * WINDOW_STEP * waves)
+    return replace(_windows(out, 2.0 * window), chain=window * gpus.WINDOW_STEP * waves)
 
 
 @formula("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
@@ -251,9 +240,11 @@ def reduction(case: Case) -> NodeWork:
     flops = count if is_float(str(case.node.attr("T", "float32"))) else 0.0
     each = count / left
     if data and out and len(data) > 1 and data[-1] == out[-1] != 1 and each > 1:
-        chain = COLUMN_STEP * min(each, COLUMN) + COLUMN_HALVING * math.log2(max(each / COLUMN, 1.0))
+        chain = gpus.COLUMN_STEP * min(each, gpus.COLUMN) + gpus.COLUMN_HALVING * math.log2(
+            max(each / gpus.COLUMN, 1.0)
+        )
     else:
-        chain = float(halvings(np.asarray(each, np.float64)))
+        chain = float(gpus.halvings(np.asarray(each, np.float64)))
     return NodeWork(flops, count / 2048, chain=chain)
 
 
@@ -261,7 +252,7 @@ def reduction(case: Case) -> NodeWork:
 def unsorted_segment(case: Case) -> NodeWork:
     """Segments are filled, ids made wide, and the rows added by atomic operations."""
     count = elements(case.node.shape(0))
-    return NodeWork(count, count / 1024, setup=2 * REORDERING, launches=3)
+    return NodeWork(count, count / 1024, setup=2 * gpus.REORDERING, launches=3)
 
 
 @formula("Bucketize")
@@ -269,7 +260,7 @@ def bucketize(case: Case) -> NodeWork:
     """A search per element, of data that are laid side by side first."""
     count = elements(case.outputs[0])
     steps = math.log2(max(len(case.node.attr("boundaries", ())), 1) + 1)
-    return NodeWork(count, math.ceil(count / 1024), chain=steps * WINDOW_STEP, launches=2)
+    return NodeWork(count, math.ceil(count / 1024), chain=steps * gpus.WINDOW_STEP, launches=2)
 
 
 # Two kernels: the border is filled, the inside is copied.
@@ -287,7 +278,7 @@ def softmax(case: Case) -> NodeWork:
     out = case.outputs[0]
     count = elements(out)
     along = np.asarray(_size(out[-1]) if out else 1, np.float64)
-    return NodeWork(5.0 * count, math.ceil(count / 1024), chain=float(halvings(along)))
+    return NodeWork(5.0 * count, math.ceil(count / 1024), chain=float(gpus.halvings(along)))
 
 
 @formula(*ops_with("suppresses boxes"))
@@ -369,8 +360,8 @@ def cudnn(case: Case) -> NodeWork:
     steps, batch, units = _size(x[0]), _size(x[1]), _size(hidden[2])
     parameters = elements(case.node.shape(3))
     blocks = math.ceil(batch / 64) * math.ceil(4 * units / 64)
-    chain = float(steps * units * _size(hidden[0])) / STEP * TILE_STEP
-    return NodeWork(2.0 * steps * batch * parameters, blocks, True, setup=TILE_SETUP, chain=chain)
+    chain = float(steps * units * _size(hidden[0])) / STEP * gpus.TILE_STEP
+    return NodeWork(2.0 * steps * batch * parameters, blocks, True, setup=gpus.TILE_SETUP, chain=chain)
 
 
 def work(case: Case) -> NodeWork | None:

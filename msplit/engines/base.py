@@ -331,6 +331,11 @@ class Executable:
     def load_state(self, state: Arrays) -> None:
         """Gives variables values. What is none of its own is passed over."""
 
+    def reopen(self) -> bool:
+        """Begins anew, with variables as the model has them and random ops that have drawn nothing, for less than to be built again. False
+        where nothing was done, since only that does."""
+        return False
+
     @property
     def kept(self) -> frozenset[str]:
         """Variables outside of it, where others may use them, that had values already when it was built, and have them still."""

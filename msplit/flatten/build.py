@@ -16,17 +16,8 @@ from numpy.typing import NDArray
 from msplit.core.dag import DisjointSets
 from msplit.core.graph import CONTROL, FunctionRef, Graph, Ints
 from msplit.errors import GraphError, LoadError
+from msplit.flatten import control_flow
 from msplit.flatten.calls import FunctionBody, acting, bodies, body_of, check_arity, find_calls, split
-from msplit.flatten.control_flow import (
-    PickedAttrs,
-    check_acyclic,
-    conds,
-    cut_back_edges,
-    fed_entirely,
-    frames,
-    restricted,
-    without_inputs,
-)
 from msplit.flatten.flat import FlatGraph, Region, Tensor, host_nodes, stateful_nodes
 from msplit.flatten.inline import Inlined, inline
 from msplit.formats.model import Model
@@ -45,8 +36,8 @@ def find_regions(graph: Graph) -> tuple[Ints, tuple[Region, ...]]:
     Returns:
         Per node the index of its region or -1, and the regions, ordered by their first node.
     """
-    loop = frames(graph)
-    cond = conds(graph, loop.outermost)
+    loop = control_flow.frames(graph)
+    cond = control_flow.conds(graph, loop.outermost)
     candidates = [Region("cond", name) for name in cond.names]
     first_loop = len(candidates)
     candidates += [Region("loop", name) for name in loop.names]
@@ -120,7 +111,7 @@ def flatten(model: Model) -> FlatGraph:
     inputs = [(index[fed.node], fed.port) for fed in model.inputs]
     targets = [index[target] for target in model.targets]
     fetched = [*outputs, *((target, CONTROL) for target in targets)]
-    edges = without_inputs(graph.edges, fed_entirely(graph, inputs, fetched), len(graph))
+    edges = control_flow.without_inputs(graph.edges, control_flow.fed_entirely(graph, inputs, fetched), len(graph))
     if edges is not graph.edges:
         graph = replace(graph, edges=edges)
     if outputs or targets:
@@ -133,7 +124,7 @@ def flatten(model: Model) -> FlatGraph:
     nodes = np.flatnonzero(keep).astype(np.int32)
     cut, number = graph, nodes
     if len(nodes) < len(graph):
-        attrs = PickedAttrs([graph.attrs], np.zeros(len(nodes), np.int32), nodes)
+        attrs = control_flow.PickedAttrs([graph.attrs], np.zeros(len(nodes), np.int32), nodes)
         cut, number = _cut(graph, keep, nodes, attrs)
     return _finish(
         model,
@@ -145,9 +136,9 @@ def flatten(model: Model) -> FlatGraph:
     )
 
 
-def _cut(graph: Graph, keep: NDArray[np.bool_], nodes: Ints, attrs: PickedAttrs) -> tuple[Graph, Ints]:
+def _cut(graph: Graph, keep: NDArray[np.bool_], nodes: Ints, attrs: control_flow.PickedAttrs) -> tuple[Graph, Ints]:
     """The graph of some nodes, given as a mask and as numbers, with their attributes; and per old node its new number, or -1."""
-    edges, number = restricted(graph.edges, keep)
+    edges, number = control_flow.restricted(graph.edges, keep)
     picked = nodes.tolist()
     names, ops, devices = ([column[node] for node in picked] for column in (graph.names, graph.ops, graph.devices))
     return Graph(names, ops, devices, attrs, edges, graph.functions), number
@@ -285,10 +276,10 @@ def _finish(
     targets: Iterable[int],
 ) -> FlatGraph:
     """Cuts back edges, and finds regions and placement."""
-    forward, back = cut_back_edges(graph)
+    forward, back = control_flow.cut_back_edges(graph)
     if len(back):
         graph = replace(graph, edges=forward)
-    check_acyclic(graph, str(model.path))
+    control_flow.check_acyclic(graph, str(model.path))
     origin_function, origin_node, function_names = origins
     region, regions = find_regions(graph)
     return FlatGraph(

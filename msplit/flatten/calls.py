@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import reached
 from msplit.core.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
 from msplit.errors import GraphError, LoadError
 from msplit.flatten.control_flow import has_effect, is_stateful
@@ -130,18 +131,7 @@ def acting(names: Iterable[str], functions: Mapping[str, Function]) -> Acting:
             if callee not in known:
                 known.add(callee)
                 pending.append(callee)
-    return Acting(_with_callers(stateful, callers), _with_callers(effects, callers))
-
-
-def _with_callers(names: Sequence[str], callers: Mapping[str, Sequence[str]]) -> set[str]:
-    found = set(names)
-    pending = list(names)
-    while pending:
-        for caller in callers.get(pending.pop(), ()):
-            if caller not in found:
-                found.add(caller)
-                pending.append(caller)
-    return found
+    return Acting(*(reached(names, lambda name: callers.get(name, ())) for names in (stateful, effects)))
 
 
 def _unknown_controls(function: Function, functions: Mapping[str, Function]) -> list[int]:

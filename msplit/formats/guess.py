@@ -15,35 +15,22 @@ import numpy as np
 from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
 from msplit.formats.endpoints import Endpoints, behind, endpoint, endpoints_of, has_outputs
 from msplit.formats.model import Endpoint, Model
-from msplit.opset import schema
-from msplit.opset.traits import (
-    ADD,
-    CONSTANTS,
-    ENTER,
-    EXIT,
-    LOOPS,
-    MERGE,
-    NEXT,
-    PLACEHOLDERS,
-    SWITCH,
-    VARIABLES,
-    ops_with,
-)
+from msplit.opset import schema, traits
 
 MAX_PORTS = 128
 """Most outputs of one node that are taken for outputs of a graph: its attribute may claim millions."""
 
-_SOURCES, _SAVERS = ops_with("data source"), ops_with("checkpoint")
-_NOISE, _SUMMARIES, _LEFT_OVER = ops_with("no result"), ops_with("summary"), ops_with("left over")
-_NOT_FETCHED = PLACEHOLDERS | CONSTANTS | _NOISE | {"LoopCond"}
-_ARRAY_VALUES, _FIRST_PORT_ONLY = ops_with("array value"), ops_with("first port counts")
-_SAME, _FILE_NAMES = ops_with("hands on"), ops_with("hands on file names")
+_SOURCES, _SAVERS = traits.ops_with("data source"), traits.ops_with("checkpoint")
+_NOISE, _SUMMARIES, _LEFT_OVER = traits.ops_with("no result"), traits.ops_with("summary"), traits.ops_with("left over")
+_NOT_FETCHED = traits.PLACEHOLDERS | traits.CONSTANTS | _NOISE | {"LoopCond"}
+_ARRAY_VALUES, _FIRST_PORT_ONLY = traits.ops_with("array value"), traits.ops_with("first port counts")
+_SAME, _FILE_NAMES = traits.ops_with("hands on"), traits.ops_with("hands on file names")
 _GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
 _GUARD = re.compile(r"(^|/)AssertGuard(_\d+)?/")
 """Name scopes of tf.gradients and of assertions. Nobody needs what is not used of them."""
 
-_FILLS, _WAITS = ops_with("fills a source"), ops_with("waits")
-_NO_WORK = VARIABLES | ops_with("silent") | ops_with("free") | ops_with("assigns")
+_FILLS, _WAITS = traits.ops_with("fills a source"), traits.ops_with("waits")
+_NO_WORK = traits.VARIABLES | traits.ops_with("silent") | traits.ops_with("free") | traits.ops_with("assigns")
 _HARDLY = 10
 """An n-th of the nodes at most is hardly any."""
 
@@ -66,7 +53,7 @@ def guessed(graph: Graph) -> Endpoints:
     outputs only where there is nothing else.
     """
     # Inputs: placeholders that a caller has to feed. Each filter gives way where it would leave none.
-    placeholders = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
+    placeholders = [node for node, op in enumerate(graph.ops) if op in traits.PLACEHOLDERS]
     inputs = [node for node in placeholders if not _only_feeds_saver(graph, node)]
     inputs = [node for node in inputs if not _is_setting(graph, node) and len(graph.out_edges(node))] or inputs
     inputs, fed = _behind_queues(graph, inputs)
@@ -77,7 +64,7 @@ def guessed(graph: Graph) -> Endpoints:
     if origins:
         reached = graph.descendants(origins)
         sinks = [node for node in sinks if reached[node]] or sinks
-    sinks = [node for node in sinks if graph.ops[node] not in PLACEHOLDERS] or sinks
+    sinks = [node for node in sinks if graph.ops[node] not in traits.PLACEHOLDERS] or sinks
     # Outputs: the tensors of those sinks that are results and can be fetched; targets: sinks without a tensor.
     conditional = _conditional(graph)
     found = [
@@ -195,11 +182,11 @@ def _before(graph: Graph, sinks: Sequence[int], conditional: frozenset[int]) -> 
 def _conditional(graph: Graph) -> frozenset[int]:
     """Nodes that TensorFlow 1's control flow may run never or many times: in a loop, or on one side of a Switch."""
     ops = graph.ops
-    roots = [node for node, op in enumerate(ops) if op in ENTER or op in SWITCH]
+    roots = [node for node, op in enumerate(ops) if op in traits.ENTER or op in traits.SWITCH]
     if not roots:
         return frozenset()
     edges = graph.edges
-    back = graph.with_ops(NEXT)[edges.src] & graph.with_ops(MERGE)[edges.dst]
+    back = graph.with_ops(traits.NEXT)[edges.src] & graph.with_ops(traits.MERGE)[edges.dst]
     forward = replace(graph, edges=edges.where(~back))
     of_loop = set(edges.dst[back].tolist())
     # How many loops and sides of Switches the outputs of a node are in; 0 where it is left out.
@@ -210,13 +197,13 @@ def _conditional(graph: Graph) -> frozenset[int]:
         op = ops[node]
         around = [depth.get(source, 0) for source in sources[starts[node] : starts[node + 1]]]
         inside = max(around, default=0)
-        if op in ENTER:
+        if op in traits.ENTER:
             inside += 1
-        elif op in EXIT:
+        elif op in traits.EXIT:
             inside -= 1
-        elif op in MERGE and node not in of_loop:
+        elif op in traits.MERGE and node not in of_loop:
             inside = min(around, default=0) - 1  # what joins branches of unequal depth ends with the outermost
-        elif op in SWITCH:
+        elif op in traits.SWITCH:
             inputs = forward.inputs(node)
             inside += len(inputs) < 2 or ops[inputs[1][0]] != "LoopCond"
         if inside > 0:
@@ -237,20 +224,20 @@ def _worth(graph: Graph, end: Endpoint) -> int:
 
 def _is_counter(graph: Graph, node: int, port: int) -> bool:
     """True if a tensor is a loop variable that counts iterations, or that none changes."""
-    if graph.ops[node] in LOOPS:
+    if graph.ops[node] in traits.LOOPS:
         called = graph.attrs[node].get("body")
         body = graph.functions.get(called.name) if isinstance(called, FunctionRef) else None
         if body is None or port >= min(len(body.results), len(body.parameters)):
             return False
         result = body.results[port]
         return _is_step(body.body, (result.node, result.port), body.parameters[port].node)
-    if graph.ops[node] not in EXIT or not (switch := graph.inputs(node)):
+    if graph.ops[node] not in traits.EXIT or not (switch := graph.inputs(node)):
         return False
     merge = next(iter(graph.inputs(switch[0][0])), (node, 0))[0]
-    if graph.ops[merge] not in MERGE:
+    if graph.ops[merge] not in traits.MERGE:
         return False
     for source, _ in graph.inputs(merge)[:2]:
-        if graph.ops[source] in NEXT and (fed_back := graph.inputs(source)):
+        if graph.ops[source] in traits.NEXT and (fed_back := graph.inputs(source)):
             return _is_step(graph, fed_back[0], switch[0][0])
     return False
 
@@ -260,7 +247,7 @@ def _is_step(graph: Graph, value: tuple[int, int], variable: int) -> bool:
     node, port = behind(graph, value, _SAME, _FEW)
     if node == variable:
         return True
-    if graph.ops[node] not in ADD or port:
+    if graph.ops[node] not in traits.ADD or port:
         return False
     sides = [behind(graph, side, _SAME, _FEW)[0] for side in graph.inputs(node)[:2]]
     whole = graph.attrs[node].get("T") in ("int32", "int64")

@@ -22,7 +22,7 @@ from typing import Any
 from msplit.core.graph import Graph
 from msplit.core.validate import verify
 from msplit.errors import GraphError, LoadError, MsplitError
-from msplit.formats import endpoints
+from msplit.formats import endpoints, wire
 from msplit.formats import model as records
 from msplit.formats.build import MANIFEST, WEIGHTS
 from msplit.formats.bundle import TABLE_MAGIC
@@ -32,18 +32,6 @@ from msplit.formats.functions import Expand, Library
 from msplit.formats.guess import guessed
 from msplit.formats.model import AssignmentRecord, Format, Model, ReadOptions, meta_graphs
 from msplit.formats.tensors import NotWireFormat
-from msplit.formats.wire import (
-    LENGTH,
-    VARINT,
-    Buffer,
-    Field,
-    fields,
-    has_comments,
-    opened,
-    parse_binary,
-    parse_text,
-    reported,
-)
 from msplit.opset import schema
 
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
@@ -86,7 +74,7 @@ def sniff(path: str | Path) -> Format:
         LoadError: There is nothing to read, or it is something else; the message says what it looks like.
     """
     path = main_file(Path(path))
-    with opened(path) as data:
+    with wire.opened(path) as data:
         found = _sniff(data, str(path))
     if found.binary is Format.SAVED_MODEL and path.name not in SAVED_MODEL_FILES:
         raise LoadError(
@@ -103,7 +91,7 @@ def main_file(path: Path) -> Path:
     Raises:
         LoadError: The folder has no such file.
     """
-    with reported(path):
+    with wire.reported(path):
         return _main_file(path) if path.is_dir() else path
 
 
@@ -130,7 +118,7 @@ def _main_file(folder: Path) -> Path:
     raise LoadError(f"the folder has no {SAVED_MODEL_FILES[0]}", where=str(folder), fix=fix)
 
 
-def _sniff(data: Buffer, where: str) -> Format:
+def _sniff(data: wire.Buffer, where: str) -> Format:
     if len(data) == 0:
         raise LoadError("the file is empty", where=where, fix="export or copy the model again")
     head = bytes(data[:512])
@@ -157,7 +145,7 @@ def _sniff(data: Buffer, where: str) -> Format:
     )
 
 
-def _text_format(data: Buffer) -> Format | None:
+def _text_format(data: wire.Buffer) -> Format | None:
     head = bytes(data[: 1 << 16])
     # A binary message begins with a control character; text never holds one besides white space.
     if head.translate(None, b"\t\n\r") != head.translate(None, bytes(range(32)) + b"\x7f"):
@@ -166,16 +154,16 @@ def _text_format(data: Buffer) -> Format | None:
     return _TEXT_FIELDS.get(match[1].decode()) if match else None
 
 
-def _binary_format(data: Buffer) -> Format | str | None:
+def _binary_format(data: wire.Buffer) -> Format | str | None:
     """The format, or what else it is in words, or None."""
     try:
-        first = [f for f in islice(fields(data), _FIELDS_LOOKED_AT) if f.number <= _LAST_FIELD]
+        first = [f for f in islice(wire.fields(data), _FIELDS_LOOKED_AT) if f.number <= _LAST_FIELD]
     except NotWireFormat:
         return None
     kinds = {(field.number, field.kind) for field in first}
     numbers = {field.number for field in first}
     # A number in field 1: the version of an ONNX model (its graph is field 7, its producer's name field 2) or of a SavedModel.
-    if (1, VARINT) in kinds:
+    if (1, wire.VARINT) in kinds:
         if numbers & {7, 8} or any(f.number == 2 and not _is_message(data, f) for f in first):
             return "an ONNX model"
         return Format.SAVED_MODEL if numbers <= {0, 1, 2} else None
@@ -195,31 +183,31 @@ def _binary_format(data: Buffer) -> Format | str | None:
         return Format.META_GRAPH
     # What is left can be a GraphDef whose nodes lack an op, or that has none; it is told as such when it is read.
     parts = [field for field in first if field.number in (1, 2, 4)]
-    known = numbers <= {0, 1, 2, 3, 4, 5} and bool(parts or (3, VARINT) in kinds)
+    known = numbers <= {0, 1, 2, 3, 4, 5} and bool(parts or (3, wire.VARINT) in kinds)
     highest = {1: 7, 2: 3, 4: 3}  # of NodeDef, FunctionDefLibrary and VersionDef
     fit = all(part.number <= highest[field.number] for field in parts for part in _inside(data, field))
     return Format.GRAPH_DEF if known and fit and all(_is_message(data, field) for field in parts) else None
 
 
-def _inside(data: Buffer, field: Field) -> list[Field]:
+def _inside(data: wire.Buffer, field: wire.Field) -> list[wire.Field]:
     try:
         end = min(field.end, len(data))
-        parts = islice(fields(data, field.start, end), _FIELDS_LOOKED_AT)
+        parts = islice(wire.fields(data, field.start, end), _FIELDS_LOOKED_AT)
         return [part for part in parts if part.number <= _LAST_FIELD]
     except NotWireFormat:
         return []
 
 
-def _is_message(data: Buffer, field: Field) -> bool:
-    return field.kind == LENGTH and (field.start == field.end or bool(_inside(data, field)))
+def _is_message(data: wire.Buffer, field: wire.Field) -> bool:
+    return field.kind == wire.LENGTH and (field.start == field.end or bool(_inside(data, field)))
 
 
-def _looks_like_node(data: Buffer, field: Field) -> bool:
+def _looks_like_node(data: wire.Buffer, field: wire.Field) -> bool:
     """True if a field can be a NodeDef: a name, an op, and nothing that a NodeDef has not."""
-    if field.kind != LENGTH:
+    if field.kind != wire.LENGTH:
         return False
     parts = _inside(data, field)
-    if not parts or any(part.number > 7 or part.kind != LENGTH for part in parts if part.number):
+    if not parts or any(part.number > 7 or part.kind != wire.LENGTH for part in parts if part.number):
         return False
     ops = [part for part in parts if part.number == 2]
     if any(part.number == 5 and bytes(data[part.start : part.start + 1]) != b"\n" for part in parts):
@@ -228,13 +216,13 @@ def _looks_like_node(data: Buffer, field: Field) -> bool:
     return bool(texts) and all(_OP.fullmatch(text) for text in texts)
 
 
-def _looks_like_meta_info(data: Buffer, field: Field) -> bool:
-    return field.kind == LENGTH and any(part.number in (2, 4, 5, 6, 7) for part in _inside(data, field))
+def _looks_like_meta_info(data: wire.Buffer, field: wire.Field) -> bool:
+    return field.kind == wire.LENGTH and any(part.number in (2, 4, 5, 6, 7) for part in _inside(data, field))
 
 
-def _holds_graph(data: Buffer, field: Field) -> bool:
+def _holds_graph(data: wire.Buffer, field: wire.Field) -> bool:
     """True if a field can be a GraphDef with nodes."""
-    return field.kind == LENGTH and any(
+    return field.kind == wire.LENGTH and any(
         part.number == 1 and _looks_like_node(data, part) for part in _inside(data, field)[:4]
     )
 
@@ -374,10 +362,10 @@ def parse(kind: Format, file: Path) -> tuple[Any, bool]:
         Format.META_GRAPH: lambda: schema.meta_graph_pb2.MetaGraphDef(),
         Format.SAVED_MODEL: lambda: schema.saved_model_pb2.SavedModel(),
     }[kind.binary]()
-    with opened(file) as data:
+    with wire.opened(file) as data:
         if kind.is_text:
-            return parse_text(data, message, str(file)), has_comments(data)
-        return parse_binary(data, message, str(file)), False
+            return wire.parse_text(data, message, str(file)), wire.has_comments(data)
+        return wire.parse_binary(data, message, str(file)), False
 
 
 def _record(kind: Format, file: Path) -> tuple[AssignmentRecord | None, str | None]:
@@ -389,7 +377,7 @@ def _record(kind: Format, file: Path) -> tuple[AssignmentRecord | None, str | No
         found = records.load(place)
     except MsplitError as error:
         return None, f"{error.what} ({place})"
-    with opened(file) as data:
+    with wire.opened(file) as data:
         if found.model_hash != records.hash_of(data):
             return None, f"it is not of this file, which has changed since ({place})"
     return found, None

@@ -240,6 +240,10 @@ class Use:
 def use_of(flat: FlatGraph, node: int, port: int, *, pruned: bool = True) -> Use:
     """Follows a tensor, an output of a node, forward through ops that hand its values on; through those that pick some of them by a
     condition, as safe lookups do, only where `pruned` says so."""
+    return memoize(flat, f"use of {node}:{port}", (pruned,), lambda: _use_of(flat, node, port, pruned))
+
+
+def _use_of(flat: FlatGraph, node: int, port: int, pruned: bool) -> Use:
     graph = flat.graph
     lookups: list[InputLookup] = []
     readers: dict[int, None] = {}

@@ -12,19 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.graph import memoize
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.lookups import (
-    CALCULATES,
-    DIVIDES,
-    MAKES,
-    MOVES,
-    PARTS,
-    InputLookup,
-    constant,
-    handed_on,
-    looked_up,
-    ports,
-)
+from msplit.inputs import lookups
 from msplit.opset.traits import ops_with, traits
 from msplit.shapes.values import BINARY
 
@@ -44,11 +34,13 @@ COUNTS = (0, -77, 5, 1, 17, 2, 3, 77)
 """Such integers otherwise: lengths, 0 among them, and ends of ranges; and what is divided, or moved by bits, otherwise below 0."""
 
 _JUMPS, _LIMITS = ops_with("jumps"), ops_with("limit")
-_DEFINED = CALCULATES | ops_with("wraps") | ops_with("unary", "exact") | ops_with("reduction") | ops_with("moves bits")
+_DEFINED = (
+    lookups.CALCULATES | ops_with("wraps") | ops_with("unary", "exact") | ops_with("reduction") | ops_with("moves bits")
+)
 _ENDS_NAN = ops_with("comparison") | ops_with("tells NaN")
 _PER_ELEMENT = ops_with("unary") | ops_with("binary") | ops_with("select")
-_TAKES_NAN = _ENDS_NAN | _LIMITS | _PER_ELEMENT | ops_with("view") | MOVES
-_ENDS = (_JUMPS - _LIMITS - DIVIDES) | ops_with("shape of")
+_TAKES_NAN = _ENDS_NAN | _LIMITS | _PER_ELEMENT | ops_with("view") | lookups.MOVES
+_ENDS = (_JUMPS - _LIMITS - lookups.DIVIDES) | ops_with("shape of")
 
 _Range = tuple[float, float]
 _ANY = 2.0**70
@@ -112,6 +104,10 @@ def kinds(rows: int) -> tuple[InputKind, ...]:
     return (*map(InputKind, names), *edges)
 
 
+_MOST_KEPT = 1 << 20
+"""Bytes of a set of inputs that is kept."""
+
+
 @dataclass(frozen=True)
 class Fresh:
     """Makes sets of inputs from seeds: random ones, and of these kinds.
@@ -120,6 +116,7 @@ class Fresh:
         refused: Names of kinds on which the model does not run, and why: who verifies adds them.
         usual: Names of kinds -> names of inputs that keep usual values there, and why the model does not run on special ones of these.
         undetermined: Variables that are not compared since TensorFlow's own rounding decides what a step makes of them.
+        made: Sets that were made, by seed and kind.
     """
 
     make: Callable[[int, InputKind], Mapping[str, NDArray[Any]]]
@@ -127,10 +124,16 @@ class Fresh:
     refused: dict[str, str] = field(default_factory=dict)
     usual: dict[str, tuple[dict[str, None], str]] = field(default_factory=dict)
     undetermined: dict[str, None] = field(default_factory=dict)
+    made: dict[tuple[int, InputKind], Mapping[str, NDArray[Any]]] = field(default_factory=dict, repr=False)
 
     def __call__(self, seed: int, kind: InputKind = RANDOM) -> Mapping[str, NDArray[Any]]:
-        """A set."""
-        return self.make(seed, kind)
+        """A set, in arrays of its own. Small ones are made once: variants are stepped on the same again and again."""
+        found = self.made.get((seed, kind))
+        if found is None:
+            found = self.make(seed, kind)
+            if sum(value.nbytes for value in found.values()) <= _MOST_KEPT:
+                self.made[seed, kind] = found
+        return {name: value.copy() for name, value in found.items()}
 
     def covered(self, seconds: float) -> tuple[str, ...]:
         """A sentence on what was verified, and how long that took; none where there are no kinds."""
@@ -190,7 +193,7 @@ def takes_nan(flat: FlatGraph, node: int, port: int) -> bool:
             if op not in _TAKES_NAN or _range(str(graph.attrs[user].get("DstT")))[1] < _ANY:
                 return False
             if op not in _ENDS_NAN:
-                further = {(user, out) for out in ports(flat, user)} - seen
+                further = {(user, out) for out in lookups.ports(flat, user)} - seen
                 seen |= further
                 waiting += further
     return not waiting
@@ -295,11 +298,11 @@ class ValueLimits:
         found = np.unique(np.concatenate([np.ravel(some) for some in numbers]))[:_MOST_MARKS] - (less or 0)
         self.marks |= dict.fromkeys(found[np.isfinite(found)].tolist())
 
-    def look_up(self, table: InputLookup, offset: int | None, least: float, most: float) -> None:
+    def look_up(self, table: lookups.InputLookup, offset: int | None, least: float, most: float) -> None:
         """Notes a table that is indexed by what lies between two numbers."""
         rows, floor = table.rows or 1, 0 if traits(table.op).bound is None else -1
         self.mark([0, rows - 1], table.ends(), less=offset)
-        if table.op not in MAKES and not floor <= least <= most < rows:
+        if table.op not in lookups.MAKES and not floor <= least <= most < rows:
             self.followed &= offset is not None
             self.least = max(self.least, floor if least < floor else -_MOST_WHERE_OPEN)
             self.most = min(self.most, rows - 1 - (offset or 0) if most >= rows else _MOST_WHERE_OPEN)
@@ -310,14 +313,18 @@ class ValueLimits:
 
 def limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> ValueLimits:
     """Follows numbers as far as they are only moved, compared, limited, sorted into buckets and, where they are integers, calculated
-    with."""
+    with. Nobody may change what is found: it is kept."""
+    return memoize(flat, f"limits of {node}:{port}", (dtype,), lambda: _limits(flat, node, port, dtype))
+
+
+def _limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> ValueLimits:
     graph, found = flat.graph, ValueLimits()
     waiting: list[tuple[int, int, int | None, _Range]] = [(node, port, 0, _range(dtype.name))]
     seen = set(waiting)
     while waiting and len(seen) < _MOST_STATES:
         source, at, offset, between = waiting.pop()
-        uses = [(user, slot, looked_up(flat, user, slot, 0)) for user, slot in graph.uses(source, at)]
-        in_parts = any(table and graph.ops[user] in DIVIDES for user, _, table in uses)
+        uses = [(user, slot, lookups.looked_up(flat, user, slot, 0)) for user, slot in graph.uses(source, at)]
+        in_parts = any(table and graph.ops[user] in lookups.DIVIDES for user, _, table in uses)
         for user, slot, table in uses:
             if table is not None and table.rows is not None:
                 found.look_up(table, offset, *between)
@@ -325,7 +332,7 @@ def limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> Value
                 found.followed = False  # a table of a size that is not known
             elif not in_parts or graph.ops[user] not in BINARY:  # these find the part of a table, and the row there
                 further = _limited(flat, user, slot, found, offset, between, dtype.kind in "iu")
-                states = {(user, out, *further) for out in ports(flat, user)} - seen if further else set()
+                states = {(user, out, *further) for out in lookups.ports(flat, user)} - seen if further else set()
                 seen |= states
                 waiting += states
     found.followed &= not waiting
@@ -340,26 +347,26 @@ def _limited(
     op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
     known = _operands(flat, node, slot)
     if op in _JUMPS:
-        found.mark([0] * (op in DIVIDES), attrs.get("boundaries") or [], *known, less=offset)
+        found.mark([0] * (op in lookups.DIVIDES), attrs.get("boundaries") or [], *known, less=offset)
     ranged = _range(str(attrs.get("DstT")))
     casts = exact and op == "Cast"
     if op in _ENDS or (casts and ranged[1] == _ANY):
         return None
-    if (op in MOVES and not slot) or op in PARTS:
+    if (op in lookups.MOVES and not slot) or op in lookups.PARTS:
         return offset, between
     if casts:
         fits = ranged[0] <= between[0] and between[1] <= ranged[1]
         found.mark([] if fits else ranged, less=offset)
         return offset, between if fits else ranged
-    then = _between(op, slot, known, between) if exact and op in _DEFINED | DIVIDES else None
+    then = _between(op, slot, known, between) if exact and op in _DEFINED | lookups.DIVIDES else None
     found.followed &= then is not None
-    added = offset if offset is None or op in _LIMITS | DIVIDES else handed_on(flat, node, slot, offset)
+    added = offset if offset is None or op in _LIMITS | lookups.DIVIDES else lookups.handed_on(flat, node, slot, offset)
     return then and (added, then)
 
 
 def _operands(flat: FlatGraph, node: int, slot: int) -> list[NDArray[Any]]:
     """The constant numbers beside an input of a node."""
-    others = [constant(flat, node, other) for other in range(len(flat.graph.inputs(node))) if other != slot]
+    others = [lookups.constant(flat, node, other) for other in range(len(flat.graph.inputs(node))) if other != slot]
     return [one.astype(float) for one in others if one is not None and one.size and one.dtype.kind in "iuf"]
 
 
@@ -371,12 +378,12 @@ def _range(name: str) -> _Range:
 
 def _between(op: str, slot: int, known: list[NDArray[Any]], between: _Range) -> _Range | None:
     """The range of the results of an op, from that of an operand; None where it is not defined for all of that."""
-    if op in DIVIDES and (slot or not known or not known[0].all()):
+    if op in lookups.DIVIDES and (slot or not known or not known[0].all()):
         return None
     if op not in BINARY:
         return -_ANY, _ANY
     other = known[0].reshape(1, -1) if known else np.array([[-_ANY, 0, _ANY]])
-    steps = [0, 1, -1, *(other[0] - 1), *(1 - other[0])] if op in DIVIDES else []
+    steps = [0, 1, -1, *(other[0] - 1), *(1 - other[0])] if op in lookups.DIVIDES else []
     given = np.array([*between, *np.clip(steps, *between)]).reshape(-1, 1)
     made = BINARY[op](*((other, given) if slot else (given, other)))
     return float(made.min()), float(made.max())

@@ -22,17 +22,8 @@ from numpy.typing import NDArray
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
+from msplit.inputs import lookups
 from msplit.inputs.examples import Feature, features_of, make_examples
-from msplit.inputs.lookups import (
-    Keys,
-    Use,
-    constant,
-    is_constant_array,
-    outside,
-    overlap_thresholds,
-    use_of,
-    wraps_to_32_bits,
-)
 from msplit.inputs.sparse_ragged import InputSpec
 from msplit.inputs.special import (
     COUNTS,
@@ -99,7 +90,7 @@ def _judge(flat: FlatGraph, node: int, port: int, data: NDArray[np.bool_]) -> bo
                 if data[graph.inputs(user)[1 - slot][0]]:
                     scalar = True
                     continue
-                if is_constant_array(flat, user, 1 - slot):
+                if lookups.is_constant_array(flat, user, 1 - slot):
                     return False
             elif op not in _UNARY:
                 if op in _LOOKS or op == "Switch":  # the pivots of a cond switch the predicate itself
@@ -136,7 +127,7 @@ def made_up(
     Raises:
         LoadError: They can not be made up.
     """
-    use = use_of(flat, spec.node, spec.port)
+    use = lookups.use_of(flat, spec.node, spec.port)
     if spec.dtype == "string":
         return _strings(flat, spec.name, shape, use, rng, kind)
     if spec.dtype in ("resource", "variant"):
@@ -161,7 +152,9 @@ def made_up(
         made = numbers(drawn.astype(np.complex128 if dtype.kind == "c" else np.float64), kind, spec.name).astype(dtype)
         if kind.name is not InputKindName.EDGES:
             return made
-        return nested_boxes(_beside(made, found, kind, rng), overlap_thresholds(flat, spec.node, spec.port), kind)
+        return nested_boxes(
+            _beside(made, found, kind, rng), lookups.overlap_thresholds(flat, spec.node, spec.port), kind
+        )
     special, first, last = _special(flat, spec, dtype, use, found)
     pool = special.astype(dtype)
     if found.marks and kind.name is InputKindName.EDGES:  # for so many the rows that hold nothing else are too few
@@ -170,12 +163,12 @@ def made_up(
     if use.segments:
         return np.sort(made, axis=None).reshape(shape)
     made = _last_of_each(made, use)
-    if kind.name is InputKindName.EDGES and dtype == np.int64 and wraps_to_32_bits(flat, spec.node, spec.port):
+    if kind.name is InputKindName.EDGES and dtype == np.int64 and lookups.wraps_to_32_bits(flat, spec.node, spec.port):
         return made + (rng.random(shape) < 0.25) * np.int64(1 << 32)
     return made
 
 
-def _last_of_each(made: NDArray[Any], use: Use) -> NDArray[Any]:
+def _last_of_each(made: NDArray[Any], use: lookups.Use) -> NDArray[Any]:
     """Coordinates, of which those that are the last of the shortest axis are the last of their own."""
     sizes = {one.sizes for one in use.lookups if one.sizes}
     for each in sizes if len(sizes) == 1 and len(sizes) == len({one.rows for one in use.lookups}) else ():
@@ -201,7 +194,7 @@ def _beside(made: NDArray[Any], found: ValueLimits, kind: InputKind, rng: np.ran
 
 
 def _special(
-    flat: FlatGraph, spec: InputSpec, dtype: np.dtype[Any], use: Use, found: ValueLimits
+    flat: FlatGraph, spec: InputSpec, dtype: np.dtype[Any], use: lookups.Use, found: ValueLimits
 ) -> tuple[NDArray[Any], int, int]:
     """Special values of ids, keys, masks and other integers; the first of all, and the last."""
     if dtype == np.bool_:
@@ -213,11 +206,11 @@ def _special(
         return all_of
     last = 0 if use.rows is None and use.unknown else min(use.rows or _SMALL, _most(dtype)) - 1
     ends = [end for one in use.lookups for end in one.ends() if end <= last]
-    beyond = outside(flat, spec.node, spec.port) if dtype.kind != "u" else ()
+    beyond = lookups.outside(flat, spec.node, spec.port) if dtype.kind != "u" else ()
     return np.array(list(dict.fromkeys([*beyond, last, 0, *ends]))), 0, last
 
 
-def _where_followed(dtype: np.dtype[Any], use: Use, found: ValueLimits) -> tuple[NDArray[Any], int, int] | None:
+def _where_followed(dtype: np.dtype[Any], use: lookups.Use, found: ValueLimits) -> tuple[NDArray[Any], int, int] | None:
     """Special values of integers, the first and the last as usual, where all is known that becomes of them; else None."""
     beside = [math.floor(mark) + step for mark in found.marks for step in (0, -1, 1)]
     least, most = max(found.least, -_most(dtype) - 1 if dtype.kind == "i" else 0), min(found.most, _most(dtype))
@@ -238,7 +231,7 @@ def _numeric(flat: FlatGraph, spec: InputSpec) -> np.dtype[Any]:
         ) from error
 
 
-def _numbers(kind: np.dtype[Any], shape: tuple[int, ...], use: Use, rng: np.random.Generator) -> NDArray[Any]:
+def _numbers(kind: np.dtype[Any], shape: tuple[int, ...], use: lookups.Use, rng: np.random.Generator) -> NDArray[Any]:
     if kind == np.bool_:
         return rng.integers(0, 2, shape).astype(np.bool_)
     keys = _keys(use)
@@ -256,7 +249,7 @@ def _numbers(kind: np.dtype[Any], shape: tuple[int, ...], use: Use, rng: np.rand
     return np.asarray(drawn).astype(kind)
 
 
-def _as_ids(dtype: np.dtype[Any], use: Use) -> bool:
+def _as_ids(dtype: np.dtype[Any], use: lookups.Use) -> bool:
     """Tell whether floating-point numbers are ids or keys."""
     keys = any(lookup.keys is not None for lookup in use.lookups)
     return (use.rows is not None or use.unknown or use.segments or keys) and dtype.kind != "c"
@@ -266,7 +259,7 @@ def _most(kind: np.dtype[Any]) -> int:
     return int(np.iinfo(kind).max) if np.issubdtype(kind, np.integer) else 1 << 53
 
 
-def _keys(use: Use) -> Keys | None:
+def _keys(use: lookups.Use) -> lookups.Keys | None:
     """Keys that are in every vocabulary in which the values are looked up; those of the first where no key is in all."""
     found = [
         lookup.keys - lookup.offset if lookup.offset else lookup.keys
@@ -282,7 +275,7 @@ def _keys(use: Use) -> Keys | None:
     return shared
 
 
-def _as_numbers(keys: Keys, kind: np.dtype[Any], rows: int | None) -> NDArray[Any]:
+def _as_numbers(keys: lookups.Keys, kind: np.dtype[Any], rows: int | None) -> NDArray[Any]:
     """Keys as numbers of a type; of those that are text, the decimal ones. None is outside of the rows that they index, too."""
     if keys.dtype.kind == "O":
         keys = np.array(
@@ -295,7 +288,7 @@ def _as_numbers(keys: Keys, kind: np.dtype[Any], rows: int | None) -> NDArray[An
 
 
 def _strings(
-    flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: np.random.Generator, kind: InputKind
+    flat: FlatGraph, name: str, shape: tuple[int, ...], use: lookups.Use, rng: np.random.Generator, kind: InputKind
 ) -> NDArray[Any]:
     count = int(np.prod(shape, dtype=np.int64))
     read = _read(flat, name, count, use, rng, kind)
@@ -326,7 +319,7 @@ def _needs_file(flat: FlatGraph, name: str, op: str) -> LoadError:
 
 
 def _read(
-    flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Generator, kind: InputKind
+    flat: FlatGraph, name: str, count: int, use: lookups.Use, rng: np.random.Generator, kind: InputKind
 ) -> list[bytes] | None:
     """Strings for the ops that parse or decode them; None where none does.
 
@@ -373,7 +366,7 @@ def _read(
     return None
 
 
-def _ops_in_functions(flat: FlatGraph, use: Use) -> set[str]:
+def _ops_in_functions(flat: FlatGraph, use: lookups.Use) -> set[str]:
     """Ops that may read an input that goes into functions, such as the body of a map_fn over encoded images."""
     functions = flat.graph.functions.values() if use.ops & _INTO_LOOPS else ()
     return {op for function in functions for op in function.body.ops}
@@ -393,7 +386,7 @@ def _of_raw(kind: np.dtype[Any], size: int, rng: np.random.Generator) -> NDArray
     """Numbers as files have them: bytes of every value, pixels or samples."""
     if kind.kind in "iu":
         return rng.integers(0, min(256, _most(kind) + 1), size).astype(kind)
-    return _numbers(kind, (size,), Use(), rng)
+    return _numbers(kind, (size,), lookups.Use(), rng)
 
 
 def _raw_bytes(flat: FlatGraph, node: int) -> int | None:
@@ -403,7 +396,7 @@ def _raw_bytes(flat: FlatGraph, node: int) -> int | None:
         user = int(graph.edges.dst[e])
         while graph.ops[user] in ("Cast", "Identity") and len(graph.out_edges(user)):
             user = int(graph.edges.dst[graph.out_edges(user)[0]])
-        if graph.ops[user] == "Reshape" and (wanted := constant(flat, user, 1)) is not None:
+        if graph.ops[user] == "Reshape" and (wanted := lookups.constant(flat, user, 1)) is not None:
             sizes = wanted.reshape(-1).tolist()
             return int(np.prod([size for size in sizes if size >= 0], dtype=np.int64))
     hint = graph.attrs[node].get("_output_shapes")

@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from msplit.benchmark.baseline import BaselineComparison, Change, Timed
 from msplit.benchmark.diagnose import Limits, Utilization
-from msplit.benchmark.results import Bench
+from msplit.benchmark.results import BaselineComparison, Bench, Change, Timed
 from msplit.core.statistics import Ratio
 from msplit.engines.tensorflow.session import Placement
 from msplit.flatten.flat import FlatGraph

@@ -32,9 +32,9 @@ from msplit.inputs.make import feeds_for
 from msplit.progress import Progress, phase
 from msplit.rules.auto import BEST, NOT_CHOSEN, PLAIN, Auto
 from msplit.rules.base import KernelStreams, Remark
-from msplit.run.ablation import compile_steps, predicted
 from msplit.run.request import RunRequest
 from msplit.run.setup import Ablation, AblationStep, Setup, on_all, one_stream, plan_label, plural
+from msplit.run.tensorflow_rows import compile_steps, predicted
 from msplit.run.tuning import TUNED, Tuned, tune
 from msplit.verify.results import Variant
 

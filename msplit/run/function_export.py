@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from msplit import formats
+from msplit.core.dag import reached
 from msplit.engines.base import is_array, type_name
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.engines.tensors import as_array
@@ -74,12 +75,7 @@ def _changing(functions: Mapping[str, Any]) -> set[str]:
                 callers.setdefault(called, set()).add(name)
         if any(written(node.op) for node in function.node_def):
             found.add(name)
-    pending = list(found)
-    while pending:
-        new = callers.get(pending.pop(), set()) - found
-        found |= new
-        pending += new
-    return found
+    return reached(found, lambda name: callers.get(name, ()))
 
 
 class _Conds:

@@ -18,11 +18,11 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, prepared, silent, timing
-from msplit.run.ablation import on_one_stream
 from msplit.run.compilation import CompiledSetup, chosen_variant, compiled
 from msplit.run.request import FAST, FULL, RunOptions, RunRequest, refuse_exclusions, request_of
 from msplit.run.runner import Runner, runner_of
 from msplit.run.setup import Setup
+from msplit.run.tensorflow_rows import on_one_stream
 from msplit.run.tuning import Tuned
 from msplit.run.upgrade import Inputs, hurrying, one_at_a_time, start_improving
 from msplit.run.variants import as_it_runs, naming_open_shapes, set_up

@@ -31,11 +31,10 @@ from msplit.inputs.values import setting
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with, written
 from msplit.progress import Progress, phase
-from msplit.run.ablation import list_steps
 from msplit.run.profile import compared
 from msplit.run.request import RunRequest
 from msplit.run.setup import Ablation, Comparison, Setup, StreamIds, on_all, one_stream, plan_label, plural
-from msplit.run.tensorflow_rows import assignments_for, mixed, switched, tensorflow_variants
+from msplit.run.tensorflow_rows import assignments_for, list_steps, mixed, switched, tensorflow_variants
 from msplit.schedule import planfile
 from msplit.shapes import infer
 from msplit.shapes.infer import stated_shapes

@@ -24,7 +24,7 @@ import numpy as np
 
 from msplit.analysis.embeddings import Column, columns
 from msplit.analysis.inventory import parameters
-from msplit.core.dag import Dag, DisjointSets
+from msplit.core.dag import Dag, DisjointSets, reached
 from msplit.core.graph import CONTROL, Floats, Ints
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import Gpu, data_sheet
@@ -169,30 +169,14 @@ def _readers(flat: FlatGraph, block: Ints, node: int) -> tuple[int, ...]:
         users: list[int] = edges.dst[out[edges.port[out] != CONTROL]].tolist()
         return users
 
-    found, seen, waiting = set[int](), {node}, [node]
-    while waiting:
-        for user in users(waiting.pop()):
-            if block[user] >= 0:
-                found.add(int(block[user]))
-            elif user not in seen:
-                seen.add(user)
-                waiting.append(user)
-    return tuple(sorted(found))
+    through = reached([node], lambda one: (user for user in users(one) if block[user] < 0))
+    return tuple(sorted({int(block[user]) for one in through for user in users(one) if block[user] >= 0}))
 
 
 def _makers(flat: FlatGraph, block: Ints, node: int) -> list[int]:
     """The nodes with a kernel whose results an output is, also through nodes that launch nothing."""
-    found, seen, waiting = [], {node}, [node]
-    while waiting:
-        node = waiting.pop()
-        if block[node] >= 0:
-            found.append(node)
-            continue
-        for producer, _ in flat.graph.inputs(node):
-            if producer not in seen:
-                seen.add(producer)
-                waiting.append(producer)
-    return found
+    back = reached([node], lambda one: () if block[one] >= 0 else (producer for producer, _ in flat.graph.inputs(one)))
+    return [one for one in back if block[one] >= 0]
 
 
 def _tables(found: tuple[Column, ...], block: Ints) -> tuple[BlockMemory, ...]:

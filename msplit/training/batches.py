@@ -14,6 +14,7 @@ import numpy as np
 
 from msplit.engines.base import Feeds, is_array, is_tensor, type_name
 from msplit.errors import EngineError, LoadError
+from msplit.formats.tensors import fits
 from msplit.inputs.sparse_ragged import InputSpec
 from msplit.shapes.registry import shape_text
 
@@ -73,16 +74,9 @@ def fitting(feeds: Feeds, specs: Specs, where: str) -> None:
         if found != spec.dtype and not text:
             fix = f"convert it: array.astype({spec.dtype!r})" if spec.dtype != "string" else "give strings"
             raise EngineError(f"input {name!r} is {spec.dtype}, and is given {found}", where=where, fix=fix)
-        if not matches(shape, spec.shape):
+        if not fits(shape, spec.shape):
             what = f"input {name!r} has shape {shape_text(spec.shape or ())}, and is given {shape_text(shape)}"
             raise EngineError(what, where=where, fix="give arrays of that shape, where ? may be anything")
-
-
-def matches(shape: Sequence[int], wanted: Sequence[int | None] | None) -> bool:
-    """True if a shape is one that the graph takes."""
-    if wanted is None:
-        return True
-    return len(shape) == len(wanted) and all(w is None or w == s for w, s in zip(wanted, shape, strict=True))
 
 
 def rows_of(feeds: Feeds, specs: Specs) -> int:

@@ -25,10 +25,11 @@ from msplit.engines.cuda.options import Shards
 from msplit.engines.tensorflow import runtime
 from msplit.errors import LoadError
 from msplit.formats.files import open_regular
+from msplit.formats.tensors import fits
 from msplit.inputs.files import names_in
 from msplit.inputs.make import calling, imported, is_function, load_input
 from msplit.shapes.registry import shape_text
-from msplit.training.batches import Specs, batches_of, matches, rows_of
+from msplit.training.batches import Specs, batches_of, rows_of
 
 _SHUFFLED = 10_000
 """Records among which the next one is drawn."""
@@ -167,7 +168,7 @@ def _arrays(path: Path, specs: Specs, how: BatchOptions) -> Data:
         value = load_input(name, path, spec.dtype, shape)
         same = spec.shape is not None and None not in spec.shape and value.shape == spec.shape
         (whole if same or not value.ndim else cut)[name] = value
-        if spec.shape and not same and not matches((how.batch, *value.shape[1:]), spec.shape):
+        if spec.shape and not same and not fits((how.batch, *value.shape[1:]), spec.shape):
             said = f"input {name!r} has shape {shape_text(spec.shape)}, which is no batch of {how.batch}"
             raise LoadError(said, where=str(path), fix=f"--batch {spec.shape[0]}")
     rows = {len(value) for value in cut.values()}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.assignment.model import DisplayMixin, Facts, opened
+from msplit.core.dag import reached
 from msplit.core.graph import Graph
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, STEPS, Feeds, Following
 from msplit.errors import EngineError, MsplitError
@@ -82,15 +83,11 @@ def to_train(
 
 def _writes(graph: Graph) -> bool:
     """True if a graph changes a variable, itself or in the conds, loops and other functions that it calls."""
-    waiting, seen = [graph], set[str]()
-    while waiting:
-        inside = waiting.pop()
-        if any(map(written, inside.ops)):
-            return True
-        called = {name for _, name in inside.calls()} & graph.functions.keys() - seen
-        seen |= called
-        waiting += [graph.functions[name].body for name in sorted(called)]
-    return False
+
+    def called(inside: Graph) -> list[Graph]:
+        return [graph.functions[name].body for _, name in inside.calls() if name in graph.functions]
+
+    return any(any(map(written, inside.ops)) for inside in reached([graph], called))
 
 
 class Trainer(DisplayMixin):

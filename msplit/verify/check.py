@@ -29,7 +29,7 @@ from msplit.verify.compare import (
     output_tolerances,
 )
 from msplit.verify.mixed_precision import emulated_errors, tf32_tolerances
-from msplit.verify.op_by_op import OP_BY_OP, compare_ops
+from msplit.verify.op_by_op import OP_BY_OP, TensorFlowValues, compare_ops
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
 from msplit.verify.stepping import SPECIAL, Verification, kinds_for, sets_of, without_refused
 
@@ -288,11 +288,12 @@ def _verify_ops(built: Sequence[Running], how: Verification, own: Mapping[Runnin
         if not isinstance(one.variant.engine, CudaEngine) or not own[one].ieee or several or one.executable is None:
             continue
         compiled = one.variant.engine.compile(job)
-        for kind in kinds if all(compiled is not other for other in seen) else ():
-            if how.runs_on(kind):
-                found = compare_ops(compiled, job, how.made(how.settings.seed + 1, kind))
-                if not found.passed:
-                    one.checks.append(OutputCheck(f"{OP_BY_OP}, on {kind.name} inputs", own[one], 1, found))
+        with TensorFlowValues(job) as tensorflow:
+            for kind in kinds if all(compiled is not other for other in seen) else ():
+                if how.runs_on(kind):
+                    found = compare_ops(compiled, job, how.made(how.settings.seed + 1, kind), tensorflow)
+                    if not found.passed:
+                        one.checks.append(OutputCheck(f"{OP_BY_OP}, on {kind.name} inputs", own[one], 1, found))
         seen.append(compiled)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -353,7 +354,37 @@ class _Program:
                 waiting += steps[producers[key]].inputs if key in producers and key not in fetched else ()
 
 
-def compare_ops(compiled: Compiled, job: Job, feeds: Arrays) -> ModelComparison:
+class TensorFlowValues:
+    """TensorFlow's values, on the CPU, of what is inside of the step of a job. The last session stays open for the same values of other
+    inputs, unless steps draw random numbers: they are those of a first step. Used as a context."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._draws = not DRAWS.isdisjoint(job.flat.graph.ops)
+        self._asked: tuple[Key, ...] | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> TensorFlowValues:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def of(self, feeds: Arrays, keys: Sequence[Key]) -> dict[Key, NDArray[Any]]:
+        """The values of a step."""
+        names = {f"{node}:{port}": (node, port) for node, port in keys}
+        if self._asked != tuple(keys) or self._draws:
+            self._open.close()
+            job = self._job
+            cut = replace(job.flat, outputs=tuple(Tensor(name, *key) for name, key in names.items()), targets=())
+            session = session_on_cpu(cut, op_libraries=job.op_libraries, inlined=True, state=job.state)
+            self._session = self._open.enter_context(closing(session))
+            self._asked = tuple(keys)
+        made = self._session.step(feeds)
+        return {key: np.asarray(made[name]) for name, key in names.items()}
+
+
+def compare_ops(compiled: Compiled, job: Job, feeds: Arrays, tensorflow: TensorFlowValues) -> ModelComparison:
     """Compares what each op of the compiled graph makes of TensorFlow's values of what it reads with TensorFlow's value of that: see
     `_ONE_OP`.
 
@@ -366,7 +397,7 @@ def compare_ops(compiled: Compiled, job: Job, feeds: Arrays) -> ModelComparison:
     found: list[OutputComparison] = []
     other_meaning = set[Key]()
     for judged, keys in program.parts(other_meaning):
-        given = _in_tensorflow(job, feeds, keys)
+        given = tensorflow.of(feeds, keys)
         given |= {key: given[other] for key, other in program.meanings.items() if key in given}
         if wrong := program.wrong(given, judged):
             left = {key: value for key, value in given.items() if key not in wrong}
@@ -374,15 +405,3 @@ def compare_ops(compiled: Compiled, job: Job, feeds: Arrays) -> ModelComparison:
             found += [one for key, one in wrong.items() if blamed[key[0]] or key in outputs]
             other_meaning |= wrong.keys()
     return ModelComparison(tuple(found))
-
-
-def _in_tensorflow(job: Job, feeds: Arrays, keys: Sequence[Key]) -> dict[Key, NDArray[Any]]:
-    """TensorFlow's values, on the CPU, of a step."""
-    outputs = {f"{node}:{port}": (node, port) for node, port in keys}
-    cut = replace(job.flat, outputs=tuple(Tensor(name, *key) for name, key in outputs.items()), targets=())
-    session = session_on_cpu(cut, op_libraries=job.op_libraries, inlined=True, state=job.state)
-    try:
-        made = session.step(feeds)
-    finally:
-        session.close()
-    return {key: np.asarray(made[name]) for name, key in outputs.items()}

@@ -322,6 +322,15 @@ class Running:
         self.since = 1
         self.running.step(self.variant.job.feeds)
 
+    def reopen(self) -> None:
+        """Has it begin anew with the variables of its job."""
+        if self.running.reopen():
+            self.since = 0
+            self.running.load_state(self.variant.job.state)
+        else:
+            self.close()
+            self.build(self.variant.job)
+
     def build(self, job: Job) -> None:
         """Builds it. Where an engine can not run what is optional, that is noted."""
         self.since, self.skipped = 0, ""

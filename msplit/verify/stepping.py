@@ -98,8 +98,7 @@ def wind_back(one: Running, state: Arrays) -> None:
     """Opens a session of TensorFlow anew that has drawn the random numbers of a step already, and takes the steps before that one: what
     it draws depends on nothing but how many steps came before."""
     if STEPS in state and one.since > state[STEPS] and draws(one) and not isinstance(one.variant.engine, CudaEngine):
-        one.close()
-        one.build(one.variant.job)
+        one.reopen()
         while one.since < state[STEPS]:
             one.step(one.variant.job.feeds)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from msplit.benchmark.baseline import Baseline, Change, Timed, compare, differences, load
+from msplit.benchmark.results import Baseline, Change, Timed, compare, differences, load
 from msplit.errors import MsplitError
 from msplit.report import bench_sections
 

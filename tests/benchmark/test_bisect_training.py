@@ -1,11 +1,13 @@
 """`msplit bisect` of steps that train looks at gradients and updates, too."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 
 from msplit.benchmark.bisect import bisect
+from msplit.engines.tensorflow.engine import reference
 from msplit.report import commands as report
 from msplit.report import document
 from msplit.run.request import RunRequest
@@ -82,6 +84,19 @@ def test_an_update_that_only_goes_wrong_with_larger_kernels_is_named(monkeypatch
     assert (found.differing, found.kernels, found.culprit.op) == (0, "grouped", "ResourceApplyGradientDescent")
     assert len(found.culprit.group) == 2
     assert "Every node by itself agrees; with grouped kernels the group of" in text(flat, found)
+
+
+def test_tensorflow_is_asked_for_the_same_values_once(monkeypatch):
+    """Outputs are compared for each kernel mode."""
+    asked = []
+
+    def counted(cut, *rest, **options):
+        asked.append(tuple(output.name for output in cut.outputs))
+        return reference(cut, *rest, **options)
+
+    monkeypatch.setattr(sys.modules["msplit.benchmark.bisect"], "reference", counted)
+    assert bisect(small_net("GradientDescent"), RunRequest.of(batch=3)).culprit is None
+    assert len(asked) == len(set(asked)) > 2
 
 
 @pytest.mark.parametrize("v2", [True, False], ids=["functions", "frames"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from msplit import api, rules
-from msplit.cli.assign import command as assign_command
+from msplit.cli.analyze import assign_command as assign_command
 from msplit.cost import estimate
 from msplit.errors import RulesError
 from msplit.flatten.build import flatten

@@ -11,9 +11,9 @@ from msplit import api
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import KernelMode
 from msplit.run import variants
-from msplit.run.ablation import compile_steps, list_steps
 from msplit.run.request import RunRequest
 from msplit.run.setup import Comparison
+from msplit.run.tensorflow_rows import compile_steps, list_steps
 from msplit.verify.results import Variant
 from tests.engines.cuda.cases import flat_of, job, scattered
 from tests.engines.cuda.random_graphs import _Graph

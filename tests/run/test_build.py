@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import msplit
 from msplit.errors import EngineError
+from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
 from msplit.run import build as builds
 from msplit.run.build import load
@@ -31,9 +33,19 @@ REQUEST = {"streams": (4,), "engine": "cuda", "device": "cpu"}
 OTHER = {"pytorch": "1.0", "device": "cpu"}
 
 
+@functools.cache
+def sample_graph(name: str) -> FlatGraph:
+    """A sample, read once."""
+    return msplit.load(SAMPLES / name)
+
+
 def built(sample: str, path: Path, **more: Any) -> msplit.Build:
     """A build on simulated streams."""
-    return msplit.build(SAMPLES / sample, path, **REQUEST, **more)
+    return msplit.build(sample_graph(sample), path, **REQUEST, **more)
+
+
+QUICKLY = {"effort": "fast"}
+"""How much is verified and tried where it is about the files of a build."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +65,7 @@ def copy(kept: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("sample", ["mmoe_small.pb", "gru_while", "while_v1.pb", "keras_inception", "two_signatures"])
 def test_what_is_opened_is_what_was_prepared(sample: str, tmp_path: Path) -> None:
     built(sample, tmp_path / "build")
-    with msplit.prepare(SAMPLES / sample, **REQUEST) as prepared, msplit.open(tmp_path / "build") as opened:
+    with msplit.prepare(sample_graph(sample), **REQUEST) as prepared, msplit.open(tmp_path / "build") as opened:
         assert (opened.label, opened.inputs, opened.outputs) == (prepared.label, prepared.inputs, prepared.outputs)
         weights = {"weight_bytes": prepared.facts["weight_bytes"]}  # a build's begin at multiples of 512 bytes
         assert {**opened.facts, **weights} == prepared.facts
@@ -69,7 +81,7 @@ def test_its_program_and_plan_are_the_same_to_the_last_step(tmp_path: Path) -> N
     from msplit.engines.cuda.runtime import plan_binding
     from msplit.run.prepare import make_ready
 
-    flat = msplit.load(SAMPLES / "keras_inception")
+    flat = sample_graph("keras_inception")
     ready = make_ready(flat, RunRequest.of(**REQUEST))
     job = ready.chosen.job
     compiled = compile_job(job)
@@ -213,11 +225,11 @@ def test_what_the_host_runs_is_no_part_of_a_build(tmp_path: Path) -> None:
 def test_nothing_is_replaced_without_force(copy: Path) -> None:
     before = (copy / "manifest.json").read_bytes()
     with pytest.raises(msplit.MsplitError, match="is there already"):
-        built("mmoe_small.pb", copy)
+        built("mmoe_small.pb", copy, **QUICKLY)
     assert (copy / "manifest.json").read_bytes() == before
-    built("towers_small.pb", copy, force=True)
+    built("towers_small.pb", copy, force=True, **QUICKLY)
     with msplit.open(copy) as runner:
-        assert set(runner.inputs) == set(msplit.prepare(SAMPLES / "towers_small.pb", **REQUEST).inputs)
+        assert set(runner.inputs) == set(msplit.prepare(sample_graph("towers_small.pb"), **REQUEST, **QUICKLY).inputs)
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -227,7 +239,7 @@ def test_what_is_no_build_is_never_replaced(force: bool, tmp_path: Path) -> None
     (tmp_path / "file").write_text("dear")
     for name in ("mine", "file"):
         with pytest.raises(msplit.MsplitError, match=r"is no build|is there already"):
-            built("mmoe_small.pb", tmp_path / name, force=force)
+            built("mmoe_small.pb", tmp_path / name, force=force, **QUICKLY)
     assert (tmp_path / "mine" / "letters.txt").read_text() == (tmp_path / "file").read_text() == "dear"
 
 
@@ -239,7 +251,7 @@ def test_it_is_written_whole_or_not_at_all(copy: Path, monkeypatch: pytest.Monke
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     for target, force in ((copy, True), (copy.parent / "new", False)):
         with pytest.raises(KeyboardInterrupt):
-            built("mmoe_small.pb", target, force=force)
+            built("mmoe_small.pb", target, force=force, **QUICKLY)
     assert {path: path.read_bytes() for path in copy.parent.rglob("*") if path.is_file()} == before
 
 
@@ -269,7 +281,7 @@ def test_a_build_that_others_may_write_to_is_refused(copy: Path) -> None:
 def test_what_it_writes_is_not_writable_for_others(tmp_path: Path) -> None:
     before = os.umask(0o000)
     try:
-        built("mmoe_small.pb", tmp_path / "build")
+        built("mmoe_small.pb", tmp_path / "build", **QUICKLY)
     finally:
         os.umask(before)
     assert all(not path.stat().st_mode & 0o022 for path in [tmp_path / "build", *(tmp_path / "build").rglob("*")])

@@ -30,11 +30,12 @@ from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.run import variants
 from msplit.run.request import RunRequest
+from tests.assignments import assign_once  # noqa: F401
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 SIMULATED = {"streams": (1, 4), "engine": "cuda", "device": "cpu", "batch": 8}
 
-pytestmark = pytest.mark.tf
+pytestmark = [pytest.mark.tf, pytest.mark.usefixtures("assign_once")]
 
 
 @pytest.fixture(scope="module")

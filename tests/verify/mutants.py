@@ -9,6 +9,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir import lowering as registry
 from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.pipeline import Pass
+from tests.assignments import assigned_once
 
 FULL, BOTH = ("full",), ("full", "fast")
 
@@ -213,6 +214,7 @@ MODELS = {
 }
 
 
+@assigned_once
 def prepared(flat, effort, batch=9, streams=1, **more):
     """The model, ready to run, of nothing that was compiled before."""
     ENGINE.forget(flat)

@@ -13,7 +13,7 @@ from msplit.engines.cuda.ir import lowering as registry
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.verify import op_by_op
-from msplit.verify.op_by_op import compare_ops
+from msplit.verify.op_by_op import TensorFlowValues, compare_ops
 from tests.engines.cuda.cases import graph_of
 
 pytestmark = pytest.mark.tf
@@ -74,6 +74,11 @@ def job_of(flat, feeds):
     return Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=EngineOptions("cpu", capture=False))
 
 
+def compared(compiled, job):
+    with TensorFlowValues(job) as tensorflow:
+        return compare_ops(compiled, job, job.feeds, tensorflow)
+
+
 def test_values_that_do_not_fit_into_memory_are_compared_in_parts(flat, monkeypatch):
     job = job_of(flat, {"x": values(5, 16)})
     compiled = ENGINE.compile(job)
@@ -83,14 +88,14 @@ def test_values_that_do_not_fit_into_memory_are_compared_in_parts(flat, monkeypa
     parts = [judged for judged, _ in program.parts(set())]
     assert len(parts) > 3
     assert set().union(*parts) == whole
-    assert compare_ops(compiled, job, job.feeds).passed
+    assert compared(compiled, job).passed
     plant(monkeypatch, "Erfc", nearly_erfc)
     ENGINE.forget(flat)
-    assert not compare_ops(ENGINE.compile(job), job, job.feeds).passed
+    assert not compared(ENGINE.compile(job), job).passed
     ENGINE.forget(flat)
 
 
 def test_where_nothing_can_be_compared_nothing_is_asked():
     flat = graph_of(lambda tf, v1: tf.identity(v1.placeholder(tf.float32, [None], "x"), "y"), outputs=["y"])
     job = job_of(flat, {"x": values(5)})
-    assert compare_ops(ENGINE.compile(job), job, job.feeds).passed
+    assert compared(ENGINE.compile(job), job).passed

@@ -6,10 +6,13 @@ runs the flat graph (functions inlined) with a device per node, so a comparison 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from msplit.errors import INSTALL_TENSORFLOW, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Model
 from msplit.opset import schema
-from msplit.opset.traits import VARIABLES
+from msplit.opset.traits import VARIABLES, ops_with
 from msplit.progress import phase
 
 
@@ -222,20 +225,97 @@ def reference(
 
 def session_on_cpu(
     flat: FlatGraph, *, op_libraries: Sequence[Path] = (), inlined: bool = False, state: Arrays | None = None
-) -> SessionExecutable:
-    """Session on the CPU that `reference` runs a step of, and closes.
+) -> Executable:
+    """Session on the CPU that `reference` runs a step of, and closes. What only reads is not asked twice, see `Answers`.
 
     Raises:
         EngineError: TensorFlow can not load the model.
     """
     runtime.load_op_libraries(op_libraries)
-    cpu = "/device:CPU:0"
-    placed = place(flat, np.zeros(len(flat), np.int32), [cpu], cpu) if inlined else unplaced(flat)
-    config = runtime.session_config(1, cpu_only=True, optimized=False)
-    executable = SessionExecutable(flat.model, placed, config, ieee=True, facts={})
-    if state:
-        executable.load_state(state)
-    return executable
+
+    def opened() -> Executable:
+        cpu = "/device:CPU:0"
+        placed = place(flat, np.zeros(len(flat), np.int32), [cpu], cpu) if inlined else unplaced(flat)
+        config = runtime.session_config(1, cpu_only=True, optimized=False)
+        executable = SessionExecutable(flat.model, placed, config, ieee=True, facts={})
+        if state:
+            executable.load_state(state)
+        return executable
+
+    return opened() if state or op_libraries or not is_repeatable(flat) else Answers(flat, inlined, opened)
+
+
+class Answers(Executable):
+    """TensorFlow's answers for a graph whose steps depend on their inputs alone. A session takes longer to open than a step of it, and
+    verification asks the same again, in another precision and of the next preparation: it is opened once something new is asked.
+
+    Raises:
+        EngineError: TensorFlow can not load the model.
+    """
+
+    keeps_state = True
+
+    def __init__(self, flat: FlatGraph, inlined: bool, open_session: Callable[[], Executable]) -> None:
+        parts = (flat.inputs, flat.outputs, flat.targets, inlined)
+        self._about = (weakref.ref(flat.model), weakref.ref(flat.graph), *parts)
+        self._open = functools.cache(open_session)
+        if _known(self._about) is None:  # what can not run is refused when it is opened
+            self._open()
+            _keep(self._about, {})
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """Runs one step, or gives what it gave before. See `Executable`."""
+        key = (self._about, _digest(feeds))
+        answer = _known(key)
+        if answer is None:
+            answer = self._open().step(feeds)
+            _keep(key, answer)
+        return {name: value.copy() for name, value in answer.items()}
+
+    def close(self) -> None:
+        """Ends the session, where there is one."""
+        if self._open.cache_info().currsize:
+            self._open().close()
+
+
+def is_repeatable(flat: FlatGraph) -> bool:
+    """True if a step depends on its inputs alone: all its ops are known, and none of them keeps, draws or waits for anything."""
+    stateful = {flat.graph.ops[node] for node in np.flatnonzero(flat.stateful).tolist()}
+    return stateful <= _REPEATABLE and all(map(schema.lookup, set(flat.graph.ops)))
+
+
+_REPEATABLE = ops_with("repeatable")
+_MOST_ANSWERS = 1 << 9
+_LARGEST_ANSWER = 1 << 18
+"""Bytes."""
+
+_answers: dict[Hashable, Arrays] = {}
+
+
+def _known(key: Hashable) -> Arrays | None:
+    """A kept answer, which goes last from now on; None where there is none."""
+    found = _answers.pop(key, None)
+    if found is not None:
+        _answers[key] = found
+    return found
+
+
+def _keep(key: Hashable, answer: Arrays) -> None:
+    """Keeps an answer, unless it is large, in the place of the one that was asked for the longest time ago."""
+    if sum(value.nbytes for value in answer.values()) <= _LARGEST_ANSWER:
+        _answers[key] = {name: value.copy() for name, value in answer.items()}
+        for oldest in [*_answers][:-_MOST_ANSWERS]:
+            _answers.pop(oldest, None)
+
+
+def _digest(feeds: Arrays) -> bytes:
+    """A hash of the names, types, shapes and values of inputs."""
+    made = blake2b(digest_size=16)
+    for name in sorted(feeds):
+        value = np.asarray(feeds[name])
+        made.update(repr((name, value.dtype.str, value.shape)).encode())
+        made.update(repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes())
+    return made.digest()
 
 
 def with_xla(job: Job, facts: Mapping[str, Any]) -> Executable:

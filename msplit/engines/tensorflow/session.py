@@ -28,8 +28,8 @@ from msplit.engines.base import Arrays, Executable, Span, Timeline
 from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.cluster import here, short
 from msplit.engines.tensorflow.placed import PlacedGraph
-from msplit.engines.tensorflow.queues import WAITS, Filling, awaited, filling, reached, waits_inside
 from msplit.engines.tensorflow.runtime import errors_of, set_precision, silent_deprecations, tensorflow
+from msplit.engines.tensorflow.variables import WAITS, Filling, awaited, filling, reached, waits_inside
 from msplit.errors import EngineError, TimedOut
 from msplit.formats.bundle import verify
 from msplit.formats.model import Format, Model
@@ -171,6 +171,7 @@ class SessionExecutable(Executable):
         self._stuck = False
         self._facts = dict(facts)
         self._model = str(model.path)
+        self._made = (model, config)
         self._graph = v1.Graph()
         self._session = v1.Session(graph=self._graph, config=config)
         self._last: list[NDArray[Any]] | None = None
@@ -218,6 +219,20 @@ class SessionExecutable(Executable):
         """The step without its outputs. TensorFlow optimizes the whole graph for it once more, and few ask for it."""
         feeds, fetches, targets = self._parts
         return _callable(self._session, feeds, [], targets + [tensor.op for tensor in fetches], timeout=self._timeout)
+
+    def reopen(self) -> bool:
+        """Opens another session on the same graph. See `Executable`."""
+        model, config = self._made
+        if model.is_saved_model or self._filling is not None or self._waits:
+            return False
+        self.close()
+        self._session = tensorflow().compat.v1.Session(graph=self._graph, config=config)
+        set_precision(self._ieee)
+        with errors_of(self._model), self._graph.as_default():
+            _initialize(self._session, model)
+            self._step = _callable(self._session, *self._parts, timeout=self._timeout)
+        self.__dict__.pop("_launch", None)
+        return True
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """Runs one step. See `Executable`."""
@@ -426,6 +441,11 @@ def _restore(session: Any, model: Model, placed: PlacedGraph) -> None:
         _load_saved_model(session, model, placed)
         return
     tensorflow().graph_util.import_graph_def(placed.graph_def, name="")
+    _initialize(session, model)
+
+
+def _initialize(session: Any, model: Model) -> None:
+    """Gives the variables of a graph their values, and fills its tables."""
     graph = session.graph
     saver = getattr(model.proto, "saver_def", None) if model.format.binary is Format.META_GRAPH else None
     checkpoint = model.path.with_suffix("")

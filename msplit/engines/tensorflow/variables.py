@@ -1,23 +1,25 @@
-"""Variables in a session of TensorFlow: their values, and checkpoints of them.
+"""Variables in a session of TensorFlow: their values, and checkpoints of them, which TensorFlow's own op writes.
 
-Variables of a graph in a session: what they hold, and how they are given something to hold.
-
-Writes tensors as a checkpoint, by TensorFlow's own op.
+Also the input queues of TensorFlow 1: threads that fill them as the model's file says, and that end.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core import dag
 from msplit.engines.tensorflow import runtime
-from msplit.engines.tensorflow.runtime import OTHER_OUTPUTS, tensorflow
+from msplit.engines.tensorflow.runtime import OTHER_OUTPUTS, first_line, tensorflow
 from msplit.errors import EngineError
+from msplit.formats.model import Model
 from msplit.opset.traits import ops_with
 
 _AT_ONCE = 1 << 28
@@ -126,32 +128,15 @@ def _parts(values: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[list[tuple[st
 
 def touched(operation: Any) -> set[str]:
     """The names of the variables that an op, or something that it waits for, reads or writes."""
-    seen, waiting, found = {operation.name}, [operation], set()
-    while waiting:
-        one = waiting.pop()
-        if one.type in ops_with("variable"):
-            found.add(one.name)
-        for before in (*(tensor.op for tensor in one.inputs), *one.control_inputs):
-            if before.name not in seen:
-                seen.add(before.name)
-                waiting.append(before)
-    return found
+    return {one.name for one in reached([operation]) if one.type in ops_with("variable")}
 
 
 def fills_tables(graph: Any, name: str) -> bool:
     """True if an initializer fills lookup tables: a checkpoint does not hold them."""
-    seen = {name}
-    waiting = [graph.get_operation_by_name(name)]
-    while waiting:
-        operation = waiting.pop()
-        if operation.type in ops_with("fills a table"):
-            return True
-        if operation.type == "NoOp":
-            for before in operation.control_inputs:
-                if before.name not in seen:
-                    seen.add(before.name)
-                    waiting.append(before)
-    return False
+    grouped = dag.reached(
+        [graph.get_operation_by_name(name)], lambda op: op.control_inputs if op.type == "NoOp" else ()
+    )
+    return any(op.type in ops_with("fills a table") for op in grouped)
 
 
 _FULL = {"No space left on device": errno.ENOSPC, "File too large": errno.EFBIG, "quota exceeded": errno.EDQUOT}
@@ -181,3 +166,131 @@ def save_bundle(prefix: Path, tensors: Mapping[tuple[str, str], Any]) -> None:
                 said = runtime.first_line(error)
                 code = next((code for text, code in _FULL.items() if text.lower() in str(error).lower()), errno.EIO)
                 raise OSError(code, said, str(prefix)) from None
+
+
+WAITS, _SOURCES, _FILLS = ops_with("waits"), ops_with("data source"), ops_with("fills a source")
+
+_COLLECTION = "queue_runners"
+
+_GRACE = 5.0
+"""Seconds that threads have to end when nobody reads their queues any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Filling:
+    """Threads that fill the queues of a session."""
+
+    coordinator: Any
+    threads: tuple[Any, ...]
+
+    def check(self) -> None:
+        """Raises what a thread failed with, if it was more than the end of its data.
+
+        Raises:
+            EngineError: That.
+        """
+        tf = tensorflow()
+        try:
+            self.coordinator.raise_requested_exception()
+        except tf.errors.OutOfRangeError:
+            return
+        except Exception as error:
+            raise EngineError(
+                f"an input queue of the model could not be filled: {first_line(error)}",
+                fix="see that what it reads is there, or feed what it gives (--part inputs=)",
+            ) from error
+
+    def stop(self) -> None:
+        """Ends the threads. What they put into queues that nobody reads is given up."""
+        self.coordinator.request_stop()
+        with suppress(Exception):  # what they failed with was told where a step failed for it
+            self.coordinator.join(self.threads, stop_grace_period_secs=_GRACE, ignore_live_threads=True)
+
+
+def reached(operations: Iterable[Any], fed: Collection[Any] = ()) -> set[Any]:
+    """Operations that others depend on, and they themselves; what is fed depends on nothing."""
+
+    def before(operation: Any) -> set[Any]:
+        return {*(tensor.op for tensor in operation.inputs), *operation.control_inputs}.difference(fed)
+
+    return dag.reached(set(operations).difference(fed), before)
+
+
+def waits_inside(model: Model) -> bool:
+    """Tell whether an op that waits for others is in a function of a model, which any of its nodes may call."""
+    return any(node.op in WAITS for body in model.graph_def.library.function for node in body.node_def)
+
+
+def awaited(waits: Sequence[Any], free: Sequence[str]) -> tuple[str, str]:
+    """Error that names what a step waits for, and a way to do without.
+
+    Args:
+        waits: The operations of a step that wait.
+        free: Outputs that need none of them.
+    """
+    behind = [one for one in waits[0].graph.get_operations() if one.type in _FILLS] if waits else []
+    behind = [one for one in behind if not reached([one]).isdisjoint(waits)]  # nor is then what would be put into these
+    names = [f"{one.name} ({one.type})" for one in dict.fromkeys(map(_holder, [*waits, *behind]))]
+    fed = [one.name for one in waits if one.type in _SOURCES]
+    ways = [f"run what does not wait (--part outputs={','.join(free)})"] if free else []
+    ways += [f"feed what it gives (--part inputs={','.join(fed[:3])})"] if fed else []
+    ways += ["export the graph for one replica"] if len(fed) < len(waits) else []
+    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return listed or "something in a function", ", ".join([*ways, "or give it more time with --tensorflow timeout="])
+
+
+def _holder(operation: Any) -> Any:
+    """The queue or accumulator that an operation takes from or puts into; itself where it names none."""
+    refers = [tensor for tensor in operation.inputs if tensor.dtype.name == "resource" or tensor.dtype._is_ref_dtype]
+    return refers[-1].op if refers else operation  # a reader comes before its queue
+
+
+def filling(model: Model, session: Any, read: set[Any]) -> Filling | None:
+    """Starts what fills the queues that a step reads, and the queues that those are filled from; None where there is nothing to start.
+
+    Args:
+        read: The operations of a step.
+
+    Raises:
+        EngineError: The file says it in a way that TensorFlow does not understand.
+    """
+    meta = model.meta
+    if meta is None or _COLLECTION not in meta.collection_def:
+        return None
+    v1 = tensorflow().compat.v1
+    graph = session.graph
+    with graph.as_default():
+        runners = [_runner(v1, data) for data in meta.collection_def[_COLLECTION].bytes_list.value]
+    wanted: list[Any] = []
+    while more := [one for one in runners if one not in wanted and getattr(one.queue, "op", one.queue) in read]:
+        wanted += more
+        read = reached([*read, *(operation for one in more for operation in one.enqueue_ops)])
+    if not wanted:
+        return None
+    coordinator = _quiet(v1.train.Coordinator())
+    threads = [
+        thread for one in wanted for thread in one.create_threads(session, coord=coordinator, daemon=True, start=True)
+    ]
+    return Filling(coordinator, tuple(threads))
+
+
+def _quiet(coordinator: Any) -> Any:
+    """A coordinator that raises nothing in a thread that fails when all are to end: Python would print it."""
+    told = coordinator.request_stop
+
+    def request_stop(problem: Any = None) -> None:
+        with suppress(Exception):
+            told(problem)
+
+    coordinator.request_stop = request_stop
+    return coordinator
+
+
+def _runner(v1: Any, data: bytes) -> Any:
+    from google.protobuf.message import DecodeError
+    from tensorflow.core.protobuf.queue_runner_pb2 import QueueRunnerDef
+
+    try:
+        return v1.train.QueueRunner.from_proto(QueueRunnerDef.FromString(data))
+    except (DecodeError, KeyError, ValueError) as error:
+        raise EngineError(f"the file's collection {_COLLECTION!r} is damaged: {first_line(error)}") from error

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.core.dag import Dag, chains, quotient
+from msplit.core.dag import Dag, chains, longest, quotient
 from msplit.core.graph import CONTROL, Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.escape import visible
@@ -314,13 +314,7 @@ def _components(state: _State, band: Ints) -> Ints:
 
 def _levels(dag: Dag) -> Ints:
     """Longest path in edges from a source; the numbering is topological."""
-    start, src = dag.start.tolist(), dag.src.tolist()
-    level = [0] * len(dag)
-    for node in range(len(dag)):
-        producers = src[start[node] : start[node + 1]]
-        if producers:
-            level[node] = 1 + max([level[producer] for producer in producers])
-    return np.asarray(level, np.int32)
+    return (longest(np.ones(len(dag)), np.arange(len(dag), dtype=np.int32), *dag.consumers()) - 1).astype(np.int32)
 
 
 def _cut(boxes: _State, shown: int) -> None:

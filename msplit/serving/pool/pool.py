@@ -119,8 +119,8 @@ class Pool(DisplayMixin):
         step = self._steps.take(priority, rows)
         if step is not None:
             return self._steps.cut(self._driver.run_alone(step, arrays), rows)
-        future = self._put(arrays, rows, key, priority, NEVER)
-        self._driver.poll_sometimes(time.perf_counter())
+        future = self._put(arrays, rows, key, priority, NEVER, now := time.perf_counter())
+        self._driver.poll_sometimes(now)
         waited: Answer = future.result()
         return waited
 
@@ -154,8 +154,8 @@ class Pool(DisplayMixin):
                 raise EngineError("this pool's outputs are on the host", fix="leave out on_device")
             key = None if key is None else ("on the device", key)
         patience = NEVER if timeout is None else number("the timeout", timeout)
-        future = self._put(arrays, rows, key, priority, patience, on_device=on_device)
-        self._driver.poll_sometimes(time.perf_counter())
+        future = self._put(arrays, rows, key, priority, patience, now := time.perf_counter(), on_device=on_device)
+        self._driver.poll_sometimes(now)
         return future
 
     def submit_driven(
@@ -178,15 +178,15 @@ class Pool(DisplayMixin):
             Future.add_done_callback(future, done)  # `PoolFuture` has a thread of the pool poll
             self._driver.start_alone(step, arrays, future)
         else:
-            future = self._put(arrays, rows, key, priority, NEVER if timeout is None else timeout)
+            patience = NEVER if timeout is None else timeout
+            future = self._put(arrays, rows, key, priority, patience, time.perf_counter())
             Future.add_done_callback(future, done)
         return future
 
     def _put(
-        self, feeds: Feeds, rows: int, key: Any, level: int, patience: float, *, on_device: bool = False
+        self, feeds: Feeds, rows: int, key: Any, level: int, patience: float, now: float, *, on_device: bool = False
     ) -> PoolFuture:
         """Takes a request whose inputs were checked."""
-        now = time.perf_counter()
         future = PoolFuture(self._driver)
         claim = future.set_running_or_notify_cancel
         self._steps.put(Request(rows, key, level, now, now + patience, claim, {**feeds}, future, on_device))

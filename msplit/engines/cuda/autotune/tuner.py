@@ -37,6 +37,7 @@ from msplit.engines.cuda.kernels.store import kept_in
 from msplit.errors import MsplitError, WriteError
 from msplit.formats.atomic import append_bytes
 from msplit.formats.files import JsonValue, read_bytes
+from msplit.progress import during
 
 T = TypeVar("T")
 
@@ -150,42 +151,32 @@ MOST_SIDE_BY_SIDE = 2 << 30
 """Bytes of results that calls side by side make at once. Kernels of more fill the GPU: they run one after the other anyway."""
 
 
-@contextlib.contextmanager
-def _during(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Sets a variable for a block."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
 _busy: ContextVar[Callable[[], object]] = ContextVar("msplit_busy", default=lambda: None)
 
 
 _chain: ContextVar[bool] = ContextVar("msplit_chain", default=False)
 
 
-def choosing_for(*, chain: bool) -> contextlib.AbstractContextManager[None]:
+def choosing_for(*, chain: bool) -> contextlib.AbstractContextManager[object]:
     """For the choices of one graph.
 
     Args:
         chain: True if each of its ops waits for the one in front: nothing runs beside a kernel then, and the fastest alone is best.
     """
-    return _during(_chain, chain)
+    return during(_chain, chain)
 
 
 _times: ContextVar[Callable[[Sequence[Call]], float] | None] = ContextVar("msplit_times", default=None)
 
 
-def timed_by(times: Callable[[Sequence[Call]], float]) -> contextlib.AbstractContextManager[None]:
+def timed_by(times: Callable[[Sequence[Call]], float]) -> contextlib.AbstractContextManager[object]:
     """For tests: inside, a function gives the milliseconds of calls side by side, given the call of each stream, and nothing is timed."""
-    return _during(_times, times)
+    return during(_times, times)
 
 
-def disturbed(busy: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
+def disturbed(busy: Callable[[], object]) -> contextlib.AbstractContextManager[object]:
     """For what measures beside other work: choices made while the value of `busy` changes are not kept for other processes."""
-    return _during(_busy, busy)
+    return during(_busy, busy)
 
 
 class Ranked(NamedTuple, Generic[T]):

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import reached
 from msplit.core.graph import TensorValue
 from msplit.engines.cuda.frontend.functionalize import Inside, Raised
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.frontend.variables import Effects, effects_of
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, reachable
-from msplit.engines.cuda.ir.graph import Key, reached
+from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor

@@ -11,9 +11,10 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from msplit.core.dag import reached
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, in_order, plain
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated, reached
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
 from msplit.engines.variables import variable_names
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph

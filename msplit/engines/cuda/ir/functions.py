@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import reached
 from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
-from msplit.engines.cuda.ir.graph import Key, reached
+from msplit.engines.cuda.ir.graph import Key
 from msplit.errors import MsplitError
 from msplit.flatten.build import body as flat_body
 from msplit.flatten.flat import FlatGraph

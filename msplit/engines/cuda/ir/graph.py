@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.dag import DisjointSets
+from msplit.core.dag import DisjointSets, reached
 from msplit.opset.traits import CALLS, CONDS, LOOPS, VIEWS, ops_with, traits, written
 
 Key = tuple[int, int]
@@ -95,17 +95,6 @@ def require(holds: Any) -> None:
     """
     if not holds:
         raise Unproved
-
-
-def reached(starts: Iterable[_Item], beside: Callable[[_Item], Iterable[_Item]]) -> set[_Item]:
-    """All that some items lead to, step by step, themselves included."""
-    found = set(starts)
-    waiting = list(found)
-    while waiting:
-        new = set(beside(waiting.pop())) - found
-        found |= new
-        waiting += new
-    return found
 
 
 def final(names: Mapping[Key, Key], key: Key) -> Key:

@@ -50,7 +50,7 @@ _UNROLLED = 8
 """Steps of summands that are written out one by one. It makes a step several times as fast, and takes long to compile."""
 
 _LINE = 128
-"""Bytes that an early kernel fetches at once (`code.tensor_cores.LINE`)."""
+"""Bytes that an early kernel fetches at once (`code.products.LINE`)."""
 
 
 def tiles_for(filter: Tensor, tiles: Sequence[Tiles]) -> list[Tiles]:

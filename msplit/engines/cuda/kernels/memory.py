@@ -25,17 +25,13 @@ from msplit.engines.cuda.ir.dtypes import as_words
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import shares
 
-_COPY, _RECEIVE = Code("memory", "copy"), Code("memory", "receive")
+_COPY = Code("memory", "copy")
 _DELIVER = Code("memory", "deliver", specialized=False)
 
 _BLOCK = 1024
 _DIRECT = 4
 """So many tensors at most are delivered by a kernel that gets their addresses as arguments."""
 _NEVER = 2**31 - 1
-_LOOKS = 20_000
-"""Number of times that the GPU looks for what the host is copying: for some 20 ms, 1 µs each. A copy takes longer where its process is
-stopped, or where another of Python's threads has got the lock that it needs, and perhaps waits for the GPU itself."""
-
 _WORDS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 """The bits move, whatever they mean."""
 
@@ -103,68 +99,6 @@ class OutputCopy:
             for start in range(0, words, _BLOCK)
         ]
         self._tables[table].copy_(torch.tensor(rows, dtype=torch.int64))
-
-
-class InputCopy:
-    """One kernel that copies a block of host memory to the device, piece by piece as the host announces that they are there. So it may be
-    launched before, and starts while the host is copying.
-
-    On an H100 a prototype fed 588 KB to an empty graph in 46 µs instead of 57: 15 to copy them, 8 to 10 to launch, and 28 to bring them, as
-    to read what the processor has just written takes the GPU longer than the 16 of other memory. Each look at the host's memory takes it
-    1 µs, and looks take turns: a single program looks, for all.
-
-    It does not wait for ever. Where it `gave_up` the device has got a mix of what was in the block before and what had come by then.
-
-    Args:
-        source: The bytes of the block, a multiple of 256, `seen_by` the device.
-        target: Where they go on the device.
-    """
-
-    def __init__(self, source: Tensor, target: Tensor) -> None:
-        self._source, self._target, self._size = source.view(torch.int64), target.view(torch.int64), target.nbytes
-        self._on_gpu = target.is_cuda
-        self._host = torch.zeros(
-            2, dtype=torch.int64, pin_memory=self._on_gpu
-        )  # bytes announced, and whether it gave up
-        self._seen = seen_by(target.device, self._host)
-        self._counters = torch.zeros(2, dtype=torch.int64, device=target.device)  # bytes announced, and programs done
-        self._numbers = memoryview(self._host.numpy())
-        self.announce_all()
-
-    def issue(self) -> None:
-        """Launches the kernel on the current stream."""
-        words = self._target.numel()
-        launch(_RECEIVE, (1 + shares(words, _BLOCK),))(
-            self._source,
-            self._target,
-            self._seen,
-            self._counters,
-            words,
-            _LOOKS,
-            BLOCK=_BLOCK,
-            LOAD=self._on_gpu,
-            num_warps=1,
-        )
-
-    def hold(self) -> None:
-        """Nothing is there yet: what is launched from now on waits."""
-        self._numbers[1] = 0
-        self._numbers[0] = 0
-
-    def announce(self, last: int) -> None:
-        """The bytes before this one are there."""
-        self._numbers[0] = last
-
-    def announce_all(self) -> None:
-        """All bytes are there."""
-        self._numbers[0] = self._size
-
-    def gave_up(self) -> bool:
-        """True if a launch that is over has not waited for all of them. It is told once."""
-        if not self._numbers[1]:
-            return False
-        self._numbers[1] = 0
-        return True
 
 
 class _Pinned:

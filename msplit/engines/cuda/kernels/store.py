@@ -16,7 +16,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from msplit.engines.cuda.kernels import toolchain
 from msplit.errors import EngineError, MsplitError, WriteError
 from msplit.formats.atomic import write_bytes_atomic
 from msplit.formats.files import JsonValue, read_bytes
+from msplit.progress import during
 
 VERSION = 1
 """Version of the form in which a `Binary` is kept."""
@@ -289,15 +290,9 @@ def note(*keys: str) -> None:
         noted.update(keys)
 
 
-@contextlib.contextmanager
-def noting() -> Iterator[set[str]]:
+def noting() -> contextlib.AbstractContextManager[set[str]]:
     """The keys of all kernels and records that this thread asks for inside."""
-    noted: set[str] = set()
-    token = _NOTED.set(noted)
-    try:
-        yield noted
-    finally:
-        _NOTED.reset(token)
+    return during(_NOTED, set[str]())
 
 
 def file_of(key: str) -> str:

@@ -20,18 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from msplit.engines.cuda.ir import windows
 from msplit.engines.cuda.ir.dtypes import wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ir.windows import (
-    Window,
-    channels_first,
-    empty_in_layout,
-    from_channels_first,
-    in_layout,
-    keeps_channels_last,
-    to_channels_first,
-)
 from msplit.engines.cuda.kernels.activations import ACTIVATIONS, LEAKY_ALPHA, activate
 from msplit.engines.cuda.ops.conv import convolution_windows, pool_windows, spatial_sizes
 from msplit.engines.cuda.ops.image import cubic_weights, linear_weights, nearest_pixels
@@ -162,7 +154,7 @@ def sparse_softmax_cross_entropy(node: Node, features: Tensor, labels: Tensor) -
 @lowering("BiasAdd", "BiasAddV1")
 def bias_add(node: Node, value: Tensor, bias: Tensor) -> Tensor:
     """Adds one number per channel, whatever the rank."""
-    if channels_first(node) and value.dim() > 2:
+    if windows.channels_first(node) and value.dim() > 2:
         bias = bias.reshape(-1, *(1,) * (value.dim() - 2))
     return value + bias
 
@@ -196,7 +188,7 @@ def _batch_norm(
     `exponential_avg_factor`.
     """
     epsilon = node.get("epsilon", EPSILON)
-    first = channels_first(node)
+    first = windows.channels_first(node)
     if not x.numel():  # TensorFlow knows no statistics of nothing, the given ones neither.
         unknown = torch.full_like(scale, torch.nan)
         return x, unknown, unknown, unknown, unknown
@@ -259,7 +251,7 @@ def l2_loss(node: Node, t: Tensor) -> Tensor:
 @lowering("BiasAddGrad")
 def bias_add_grad(node: Node, gradients: Tensor) -> Tensor:
     """The sum over all axes but the channels'."""
-    channel = 1 if channels_first(node) and gradients.dim() > 2 else gradients.dim() - 1
+    channel = 1 if windows.channels_first(node) and gradients.dim() > 2 else gradients.dim() - 1
     axes = [axis for axis in range(gradients.dim()) if axis != channel]
     return gradients.sum(axes, dtype=gradients.dtype) if axes else gradients
 
@@ -291,21 +283,21 @@ _AVERAGE_POOL_GRAD = {2: torch.ops.aten.avg_pool2d_backward, 3: torch.ops.aten.a
 def max_pool_grad(node: Node, data: Tensor, result: Tensor, gradients: Tensor) -> Tensor:
     """Each window's gradient at its first maximum."""
     frames = pool_windows(node, data.shape, node.get("ksize"), node.get("strides"))
-    data, gradients = (to_channels_first(node, part) for part in (data, gradients))
+    data, gradients = (windows.to_channels_first(node, part) for part in (data, gradients))
     padding, pads = _padding(frames)
     data = F.pad(data, pads, value=-torch.inf) if pads else data
     kernel, strides = [frame.kernel for frame in frames], [frame.stride for frame in frames]
     _, places = _MAX_POOL[len(frames)](data, kernel, strides, padding, return_indices=True)
     ones = [1] * len(frames)
     found = _MAX_POOL_GRAD[len(frames)](gradients, data, kernel, strides, padding, ones, False, places)
-    return from_channels_first(node, F.pad(found, [-pad for pad in pads]) if pads else found)
+    return windows.from_channels_first(node, F.pad(found, [-pad for pad in pads]) if pads else found)
 
 
 @lowering("AvgPoolGrad", "AvgPool3DGrad", static=(0,))
 def average_pool_grad(node: Node, shape: np.ndarray, gradients: Tensor) -> Tensor:
     """Each window's gradient in equal shares to its elements, padding left out."""
     frames = pool_windows(node, integers(shape), node.get("ksize"), node.get("strides"))
-    moved = to_channels_first(node, gradients)
+    moved = windows.to_channels_first(node, gradients)
     counts = [
         _elements(frame, moved).reshape(-1, *(1,) * behind)
         for behind, frame in enumerate(reversed(frames))
@@ -317,14 +309,16 @@ def average_pool_grad(node: Node, shape: np.ndarray, gradients: Tensor) -> Tenso
     # (github.com/pytorch/pytorch/issues/188344).
     kernel, strides = [frame.kernel for frame in frames], [frame.stride for frame in frames]
     reach = [(frame.outputs - 1) * frame.stride + frame.kernel for frame in frames]
-    data = empty_in_layout(moved, (*moved.shape[:2], *reach), keeps_channels_last(node))  # whose numbers nobody reads
+    data = windows.empty_in_layout(
+        moved, (*moved.shape[:2], *reach), windows.keeps_channels_last(node)
+    )  # whose numbers nobody reads
     none, whole = [0] * len(frames), math.prod(frame.kernel for frame in frames if not (frame.before or frame.after))
     found = _AVERAGE_POOL_GRAD[len(frames)](moved, data, kernel, strides, none, False, True, whole)
     pads = [-pad for pad in _pads(frames)]
-    return from_channels_first(node, F.pad(found, pads) if any(pads) else found)
+    return windows.from_channels_first(node, F.pad(found, pads) if any(pads) else found)
 
 
-def _elements(frame: Window, like: Tensor) -> Tensor:
+def _elements(frame: windows.Window, like: Tensor) -> Tensor:
     """Number of elements in each window along an axis, padding left out."""
     begins = torch.arange(frame.outputs, device=like.device) * frame.stride - frame.before
     return ((begins + frame.kernel).clamp(max=frame.size) - begins.clamp(min=0)).to(like.dtype)
@@ -336,14 +330,14 @@ def convolution_filter_grad(node: Node, data: Tensor, shape: np.ndarray, gradien
     sizes = integers(shape)
     rank = len(sizes) - 2
     frames = convolution_windows(node, spatial_sizes(node, data.shape), sizes[:rank])
-    data, gradients = (to_channels_first(node, part) for part in (data, gradients))
+    data, gradients = (windows.to_channels_first(node, part) for part in (data, gradients))
     depthwise = node.op.startswith("Depthwise")
     groups = sizes[-2] if depthwise else data.shape[1] // sizes[-2]
     outer = (sizes[-2] * sizes[-1], 1) if depthwise else (sizes[-1], sizes[-2])
     weight = data.new_empty((*outer, *sizes[:rank]))
     padding, pads = _padding(frames)
     strides, dilations = [frame.stride for frame in frames], [frame.dilation for frame in frames]
-    data = in_layout(F.pad(data, pads), keeps_channels_last(node)) if pads else data
+    data = windows.in_layout(F.pad(data, pads), windows.keeps_channels_last(node)) if pads else data
     wanted = [False, True, False]  # of data, weight and bias
     _, found, _ = torch.ops.aten.convolution_backward(
         gradients, data, weight, None, strides, padding, dilations, False, [0] * rank, groups, wanted
@@ -361,12 +355,12 @@ def batch_norm_grad(
     """Gradients of batch normalization: of its data, its scale and its offset, and two that are always empty."""
     factor = torch.rsqrt(variance + node.get("epsilon", EPSILON))
     if node.get("is_training", True) and x.numel() and x.dtype == scale.dtype:
-        gradients, x = to_channels_first(node, gradients), to_channels_first(node, x)
+        gradients, x = windows.to_channels_first(node, gradients), windows.to_channels_first(node, x)
         found, scale_grad, offset_grad = torch.ops.aten.native_batch_norm_backward(
             gradients, x, scale, None, None, mean, factor, True, 0.0, [True] * 3
         )
-        return from_channels_first(node, found), scale_grad, offset_grad, scale.new_empty(0), scale.new_empty(0)
-    channel = 1 if channels_first(node) else x.dim() - 1
+        return windows.from_channels_first(node, found), scale_grad, offset_grad, scale.new_empty(0), scale.new_empty(0)
+    channel = 1 if windows.channels_first(node) else x.dim() - 1
     axes = [axis for axis in range(x.dim()) if axis != channel]
 
     def wide(number: Tensor) -> Tensor:
@@ -434,7 +428,7 @@ def local_response_normalization_grad(node: Node, gradients: Tensor, data: Tenso
     return gradients * norm.pow(-beta) - 2 * alpha * beta * data * neighbors(gradients * result / norm)
 
 
-def _padding(frames: Sequence[Window]) -> tuple[list[int], list[int]]:
+def _padding(frames: Sequence[windows.Window]) -> tuple[list[int], list[int]]:
     """Padding of data for its windows: so many elements at both ends of each axis, by the kernel, or else none and pads for `F.pad`."""
     both = [frame.before for frame in frames]
     alike = all((frame.size + 2 * frame.before - frame.reach) // frame.stride + 1 == frame.outputs for frame in frames)
@@ -443,7 +437,7 @@ def _padding(frames: Sequence[Window]) -> tuple[list[int], list[int]]:
     return [0] * len(frames), _pads(frames)
 
 
-def _pads(frames: Sequence[Window]) -> list[int]:
+def _pads(frames: Sequence[windows.Window]) -> list[int]:
     """For `F.pad`: what makes an axis as long as its windows reach. Elements that no window has are cut off."""
     pads: list[int] = []
     for frame in reversed(frames):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -21,6 +21,7 @@ from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
+from msplit.progress import during
 
 C = TypeVar("C")
 K = TypeVar("K")
@@ -164,14 +165,9 @@ class MeasuredFusion(Generic[C, T]):
 _given: ContextVar[Mapping[Any, Decide] | None] = ContextVar("msplit_decisions", default=None)
 
 
-@contextlib.contextmanager
-def deciding(decisions: Mapping[Any, Decide]) -> Iterator[None]:
+def deciding(decisions: Mapping[Any, Decide]) -> contextlib.AbstractContextManager[object]:
     """For tests and benchmarks: inside, these fusions are decided by functions of graph and candidate, and nothing is measured for them."""
-    token = _given.set({**(_given.get() or {}), **decisions})
-    try:
-        yield
-    finally:
-        _given.reset(token)
+    return during(_given, {**(_given.get() or {}), **decisions})
 
 
 def given_decision(fusion: Any) -> Decide | None:

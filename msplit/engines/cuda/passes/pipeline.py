@@ -21,15 +21,8 @@ from msplit.engines.cuda.ir.graph import Key, OpGraph, StandIn
 from msplit.engines.cuda.ir.verify import Stage, fingerprint, same, snapshot, verify
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.attention.fuse_attention import ATTENTION
+from msplit.engines.cuda.passes.canonical import rewrites
 from msplit.engines.cuda.passes.canonical.composed_functions import fuse_layer_norm, fuse_softmax
-from msplit.engines.cuda.passes.canonical.rewrites import (
-    eliminate_common_subexpressions,
-    eliminate_identity,
-    flatten_convolution,
-    flatten_matmul,
-    fuse_epilogue,
-    reassociate_bias,
-)
 from msplit.engines.cuda.passes.convolution.concat_into import SIBLING_CONVOLUTIONS, concat_into, writes_on
 from msplit.engines.cuda.passes.convolution.fold import fold_affine, fold_dilation, fold_padding
 from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS, SQUEEZES
@@ -216,20 +209,20 @@ PIPELINE = (
     Pass("fold_partition", _fold_partition, phase=_SPECIALIZING),
     Pass("split_row_unions", _pure(split_row_unions), phase=_SPECIALIZING),
     Pass("insert_allreduce", _allreduce, option="", phase=_SPECIALIZING),
-    Pass("eliminate_identity", _pure(eliminate_identity)),
-    Pass("flatten_matmul", _pure(flatten_matmul)),  # products become matrices
+    Pass("eliminate_identity", _pure(rewrites.eliminate_identity)),
+    Pass("flatten_matmul", _pure(rewrites.flatten_matmul)),  # products become matrices
     Pass("fold_dilation", _pure(fold_dilation)),
     Pass("fold_padding", _pure(fold_padding)),
-    Pass("reassociate_bias", _pure(reassociate_bias)),
+    Pass("reassociate_bias", _pure(rewrites.reassociate_bias)),
     Pass("fold_affine", _pure(fold_affine)),  # scales and offsets become weights and a bias
-    Pass("eliminate_identity", _pure(eliminate_identity)),
+    Pass("eliminate_identity", _pure(rewrites.eliminate_identity)),
     # Not before convolutions and products have taken along what only one of them reads.
-    Pass("eliminate_common_subexpressions", _pure(eliminate_common_subexpressions)),
+    Pass("eliminate_common_subexpressions", _pure(rewrites.eliminate_common_subexpressions)),
     Pass("fuse_layer_norm", _pure(fuse_layer_norm)),
     Pass("fuse_softmax", _pure(fuse_softmax)),
-    Pass("fuse_epilogue", _pure(fuse_epilogue)),  # bias, sum and activation ride on the product
-    Pass("flatten_convolution", _pure(flatten_convolution)),
-    Pass("eliminate_identity", _pure(eliminate_identity)),
+    Pass("fuse_epilogue", _pure(rewrites.fuse_epilogue)),  # bias, sum and activation ride on the product
+    Pass("flatten_convolution", _pure(rewrites.flatten_convolution)),
+    Pass("eliminate_identity", _pure(rewrites.eliminate_identity)),
     Pass("count_nodes_once", _pure(_count_nodes_once)),
     Pass("sum_in_updates", _pure(updates.sum_in_updates)),
     # Behind what joins an op with its neighbours, before what joins branches.

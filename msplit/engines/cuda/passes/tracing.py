@@ -20,24 +20,12 @@ from msplit.core.dag import Dag
 from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.ir import program
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op, OpGraph, apart, gpus_of, mutated
 from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, depends_on_values, evaluate, static_slots
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
-from msplit.engines.cuda.ir.program import (
-    BUFFER,
-    INTO,
-    BufferCoverage,
-    Gpus,
-    KernelCall,
-    Placed,
-    Program,
-    State,
-    StateMemory,
-    parts_of,
-    without_place,
-)
 from msplit.engines.cuda.ir.windows import TILES, constant_in_tf32, keeps_channels_last
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
@@ -63,15 +51,15 @@ class Tracer:
         self.varying: set[Key] = set()  # values whose shape changes from run to run
         self.shapes: dict[Key, tuple[int, ...]] = {}  # of all others
         self.base: dict[Key, int] = {}  # step in whose memory a value lies, or -1; constants and inputs have none
-        self.steps: list[KernelCall] = []
+        self.steps: list[program.KernelCall] = []
         self.made_by: dict[Key, int] = {}
         self.dynamic: list[int] = []
         self.let_go: set[int] = set()  # ops that do not run here, of a trace that computes no values
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
         self.shared: set[Key] = set()  # filters that several convolutions read
-        self.coverage = BufferCoverage()
+        self.coverage = program.BufferCoverage()
         self.rounding = Rounding(graph)
-        self.state: StateMemory | None = None  # variables, which this run may change
+        self.state: program.StateMemory | None = None  # variables, which this run may change
         self._written: Counter[str] = Counter()  # how often a variable was
         # Of values in the memory of variables: how often these had been written when the value was made.
         self._stamps: dict[Key, dict[str, int]] = {}
@@ -108,7 +96,7 @@ class Tracer:
             self.values[key] = to_torch(np.array(feeds[name]), self.place(0))
             self.shapes[key] = feeds[name].shape
         if self.graph.state:
-            self.state = StateMemory(variables_of(self.graph), self.device)
+            self.state = program.StateMemory(variables_of(self.graph), self.device)
             for key, tensor in self.state.values().items():
                 self.values[key], self.shapes[key] = tensor, tuple(tensor.shape)
                 self._stamp(key, tensor)
@@ -165,7 +153,7 @@ class Tracer:
                 raise EngineError("a node reads an output that no node has", fix="export the model again")
             op, place = self.filters.get(key), self.place(self.constant_gpus.get(key, 0))
             if op is None:
-                tensor = Device.of(place).owned(Placed).of(self.static[key])
+                tensor = Device.of(place).owned(program.Placed).of(self.static[key])
             else:
                 tensor = to_torch(self.static[key], place)
                 channels_last = keeps_channels_last(Node(op.name, op.op, op.attrs, self.nchw))
@@ -248,13 +236,13 @@ class Tracer:
         if varying:
             bases = [number] * len(results)
         # A step that takes no memory and writes nothing is a view.
-        launches = (size > 0 and op.op != BUFFER) or varying or bool(writes) or bool(parts_of(op))
+        launches = (size > 0 and op.op != program.BUFFER) or varying or bool(writes) or bool(program.parts_of(op))
         read_parts, written_parts = self.coverage.of_step(op, len(results), launches=launches)
         read = dict(zip(keys, arguments, strict=True)).values()
         traffic = sum(map(_extent, (*read, *results)))
         scattered = sum(not tensor.is_contiguous() for tensor in read)
         self.steps.append(
-            KernelCall(
+            program.KernelCall(
                 op,
                 function,
                 keys,
@@ -317,11 +305,11 @@ class Tracer:
         """
         if len(op.inputs) < 2:
             return op
-        if parts_of(op):  # which kernel is best does not depend on where it writes
+        if program.parts_of(op):  # which kernel is best does not depend on where it writes
             buffer = arguments.pop()
-            chosen = self._choose(without_place(op), arguments, lowered, fresh=fresh, varying=varying)
+            chosen = self._choose(program.without_place(op), arguments, lowered, fresh=fresh, varying=varying)
             arguments.append(buffer)
-            return replace(op, attrs={**chosen.attrs, INTO: op.attrs[INTO]})
+            return replace(op, attrs={**chosen.attrs, program.INTO: op.attrs[program.INTO]})
         weights = op.inputs[1]
         constant = weights in self.constants
         if op.op in matmul.ANY_WEIGHTS or (op.op in matmul.WITH_WEIGHTS and constant):
@@ -396,9 +384,9 @@ def _takes_tf32(op: Op, filter: torch.Tensor) -> bool:
     return own and filter.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
 
 
-def variables_of(graph: OpGraph) -> State:
+def variables_of(graph: OpGraph) -> program.State:
     """Facts that a graph gives about its variables."""
-    return State(graph.state, graph.final, graph.stacks, tuple(graph.contiguous), graph.initial)
+    return program.State(graph.state, graph.final, graph.stacks, tuple(graph.contiguous), graph.initial)
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -413,10 +401,10 @@ def trace(
     *,
     nchw: bool = False,
     measure: bool = True,
-    observe: Callable[[KernelCall, list[torch.Tensor]], None] | None = None,
+    observe: Callable[[program.KernelCall, list[torch.Tensor]], None] | None = None,
     held: Mapping[Key, torch.Tensor] | None = None,
     gpus: tuple[int, ...] = (),
-) -> Program:
+) -> program.Program:
     """Runs the graph once on example inputs, which fix every shape. The graph is not changed.
 
     With `measure`, kernels are chosen by timing them on a GPU. `observe` is called with each step and its inputs right after it ran.
@@ -470,7 +458,7 @@ def list_choices(
     return {key: tensor for key, tensor in tracer.constants.items() if key not in weights}
 
 
-def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
+def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> program.Program:
     read = ((key, number) for number, step in enumerate(tracer.steps) for key in step.inputs)
     reads = [(tracer.made_by[key], number) for key, number in read if key in tracer.made_by]
     step_of = {step.op.node: number for number, step in enumerate(tracer.steps)}
@@ -482,7 +470,7 @@ def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> P
         if tracer.overwritten(key):
             raise EngineError(f"internal error: output {name} lies in a variable that was overwritten")
     gpus = tuple(tracer.gpus.get(step.op.node, 0) for step in tracer.steps)
-    return Program(
+    return program.Program(
         tuple(tracer.steps),
         tracer.constants,
         tracer.graph.feeds,
@@ -494,5 +482,5 @@ def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> P
         tracer.graph.unrolled,
         tracer.graph.streamless,
         variables_of(tracer.graph),
-        Gpus(tracer.places, gpus, tracer.constant_gpus) if tracer.places else None,
+        program.Gpus(tracer.places, gpus, tracer.constant_gpus) if tracer.places else None,
     )

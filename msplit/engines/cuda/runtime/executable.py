@@ -101,9 +101,7 @@ class CudaExecutable(Executable):
         self._memories = [CaptureMemory(place) for place in self._others if capture]
         self._origin = self._streams[0]
         stream = self._origin.cuda_stream if self._lent else None
-        # A step that the GPU gave up waiting for is run once more. One that writes variables would write them twice.
-        launch_first = capture and not (timing_only or self._lent or program.state.final)
-        self._inputs = InputStaging(feeds, device, own_kernel=own_copies, stream=stream, launch_first=launch_first)
+        self._inputs = InputStaging(feeds, device, own_kernel=own_copies, stream=stream)
         self._prefetch: Prefetch | None = None
         self._own_copies = own_copies
         self._memory = shared.memory or (device.scratch.handle if timing_only else torch.cuda.graph_pool_handle())
@@ -158,7 +156,6 @@ class CudaExecutable(Executable):
         with self._on_origin(), self.state.kept():
             self._record()  # NCCL makes its connections outside of any capture
         self._synchronize()
-        self._inputs.input_copy = None  # a step that is run once more would find nobody who takes part
         if self._capture:
             self._free_graphs()
             self._memory = torch.cuda.graph_pool_handle()  # one that no graph uses any more can not be captured into
@@ -314,27 +311,18 @@ class CudaExecutable(Executable):
                 return self.begin(feeds)
         if self._prefetch is not None:
             self._prefetch.feeds = None  # for a step before this one
-        return self._inputs.feed(feeds, self._replay)
-
-    def _replay(self) -> None:
+        if not self._inputs.fill(feeds, ahead=True):
+            return False
         self._outputs.expect()
-        if self._inputs.input_copy is None:
-            self._graphs[CapturedGraph.STEP].start()
-        else:
-            self._graphs[CapturedGraph.STEP].start_holding()
+        self._graphs[CapturedGraph.STEP].start()
+        return True
 
     def end(self) -> dict[str, NDArray[Any]]:
         """Waits for the step that was begun, in the thread that began it."""
-        self._arrive()
-        if self._inputs.missed():
-            self._replay()
-            self._arrive()
-        return self.outputs()
-
-    def _arrive(self) -> None:
         if not self._outputs.arrived():
             self._graphs[CapturedGraph.STEP].finish()
             self._outputs.settle()
+        return self.outputs()
 
     def start(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
         """Begins a step on the rows of several requests; see `Inputs.join`. For one whose streams are shared."""

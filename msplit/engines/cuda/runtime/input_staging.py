@@ -13,33 +13,27 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Feeds, is_array, refuse_fed
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of
+from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of, to_numpy
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.kernels.memory import InputCopy, copy, seen_by
-from msplit.engines.cuda.runtime.memcpy import CAN_POLL, AsyncCopy, Memcpy, Tell, copy_holding
+from msplit.engines.cuda.kernels.memory import copy, seen_by
+from msplit.engines.cuda.runtime.memcpy import AsyncCopy, Memcpy, Tell, native_threads
 from msplit.errors import EngineError
-
-LAUNCH_FIRST = True
-"""True if graphs are launched before their inputs are copied into pinned memory, where that spares time. Benchmarks turn it off."""
 
 _ALIGNMENT = 256
 _SMALL_BYTES = 1 << 14
 """Inputs up to this size lie gap-free beside others of their type, so that one call copies all of them."""
 _ENGINE_BYTES = 1 << 12
 """Up to this size the GPU's copy engine brings inputs sooner than a kernel does."""
-_AHEAD_BYTES = 1 << 22
-"""From this size on an input is on the bus, piece by piece, while the rest of it is still being copied into pinned memory. That
-spares 8 % of 4 MB, 13 of 16 and 36 of 134 on an H200; smaller ones take longer, since to read what the processor is writing slows both."""
-_FIRST_BYTES = 1 << 19
-"""From this size on, below `_AHEAD_BYTES`, the graph that fetches inputs is launched before they are copied; see `InputCopy`. On an H200
-that spared 7 of 589 µs with 1 MB, nothing with 256 KB, and lost 12 of 987 with 128 KB: those are copied in no more than the wait takes."""
+_AHEAD_BYTES = 1 << 20
+"""From this size on an input is on the bus, piece by piece, while native threads still copy the rest of it into pinned memory: a step with
+2 MB takes 366 µs in place of 397, and 450 where one thread copies (an H100 with 16 cores)."""
+_AHEAD_ALONE_BYTES = 1 << 22
+"""The same where Python's threads copy. That spares 8 % of 4 MB, 13 of 16 and 36 of 134 on an H200; smaller ones take longer, since to read
+what the processor is writing slows both."""
 _PREFETCHED_BYTES = 1 << 20
 """From this size on inputs are sent while the step before runs. On an H100 that spared 66 of 523 µs with 1 MB; events, a copy on the device
 and outputs that a graph does not fetch took 160 µs more than 44 and 80 with 20 and 262 KB."""
-_MOST_GIVEN_UP = 10
-"""Steps for whose inputs the GPU has waited in vain, at 20 ms each, until they are copied before the launch from then on. Where Python's
-threads are that busy, or launches return at the end of what they launch (`CUDA_LAUNCH_BLOCKING`), nothing is gained."""
 _ARRAYS = frozenset({np.ndarray})
 _PLAIN = frozenset({torch.Tensor})
 _TOGETHER = frozenset(
@@ -139,14 +133,12 @@ class InputStaging:
 
     Args:
         stream: See `AsyncCopy`.
-        launch_first: True if `feed` may launch the graph that fetches them before they are copied. It may have to run once more then.
 
     Attributes:
         block: The host's side.
         memory: The device's side, as bytes.
         on_device: The tensors on the device, by name.
         rest: Bytes at the start of the block that are not sent ahead.
-        input_copy: What fetches them in a graph that is launched first; None where they are copied first.
     """
 
     def __init__(
@@ -156,7 +148,6 @@ class InputStaging:
         *,
         own_kernel: bool = True,
         stream: int | None = None,
-        launch_first: bool = False,
     ) -> None:
         runs = _runs(like)
         self.block = Block(like, runs, device)
@@ -168,12 +159,8 @@ class InputStaging:
         self._together = _Together.of(self.on_device)
         self._async_copy = AsyncCopy(self.block.host, self.memory, stream)
         self._seen: torch.Tensor | None = None
-        self.input_copy: InputCopy | None = None
-        self._given_up = 0
         if own_kernel and can_launch(device.place) and self.block.host.numel() > _ENGINE_BYTES:
             self._seen = seen_by(device.place, self.block.host)
-            if launch_first and LAUNCH_FIRST and CAN_POLL and _fits_first(self.block.host.numel(), self.rest):
-                self.input_copy = InputCopy(self._seen, self.memory)
 
     def _group(self, run: list[str]) -> _Group:
         arrays = [self.block.arrays[name] for name in run]
@@ -197,11 +184,8 @@ class InputStaging:
         self._to_device(self.block.host.numel())
 
     def rest_to_device(self) -> None:
-        """Issues the copy of what is not sent ahead. In a graph that `feed` may launch first, it waits until that is there."""
-        if self.input_copy is not None:
-            self.input_copy.issue()
-        else:
-            self._to_device(self.rest)
+        """Issues the copy of what is not sent ahead."""
+        self._to_device(self.rest)
 
     def _to_device(self, size: int) -> None:
         if self._seen is None:
@@ -210,63 +194,25 @@ class InputStaging:
         copy(self._seen[:size], self.memory[:size])
 
     def fill(self, feeds: Feeds, *, ahead: bool = False) -> bool:
-        """Copies arrays into the host block. An array that is its own place in the block is there already.
+        """Copies arrays into the host block, and tensors of PyTorch in the host's memory as such, but for large pinned ones, which the GPU
+        reads where they lie. An array that is its own place in the block is there already.
 
         Args:
             ahead: True to issue the copies of large ones to the device on the current stream meanwhile.
 
         Returns:
-            True if all were arrays. Where one is a tensor, nothing has come of it: see `bring`.
+            True if all were such. Where one is another tensor, nothing has come of it: see `bring`.
 
         Raises:
             EngineError: An input is missing, has another shape or dtype than the one that was prepared, or is in another one's place.
                 Nothing is copied then.
         """
         arrays = self._checked(feeds)
+        if arrays is None and self.memory.is_cuda and (on_host := arrays_on_host(feeds)) is not None:
+            arrays = self._checked(on_host)
         if arrays is not None:
             self._copy(arrays, ahead=ahead)
         return arrays is not None
-
-    def feed(self, feeds: Feeds, launch: Callable[[], object]) -> bool:
-        """Fills the block as `fill` does ahead, and launches the graph that fetches the rest: with an `input_copy` before any copy.
-
-        What may be refused is refused before that. Whatever comes behind it, such as Ctrl-C, all is announced in the end, so that the GPU
-        goes on: with anybody's values, for a step that nobody gets the outputs of. Arrays that are not contiguous take much longer to copy
-        than a launch, and are copied first.
-
-        Args:
-            launch: Keeps the interpreter's lock where there is an `input_copy`: another thread might have it for 5 ms, which the GPU waits.
-
-        Returns:
-            As above. Where one is a tensor, nothing was launched.
-
-        Raises:
-            EngineError: As above.
-        """
-        arrays = self._checked(feeds)
-        if arrays is None:
-            return False
-        waiting = self.input_copy
-        if waiting is not None and self._given_up < _MOST_GIVEN_UP and (pieces := _pieces(arrays)) is not None:
-            waiting.hold()
-            try:
-                launch()
-                self._copy_holding(arrays, pieces, waiting.announce)
-            finally:
-                waiting.announce_all()
-        else:
-            self._copy(arrays, ahead=True)
-            if waiting is not None:
-                waiting.announce_all()  # Ctrl-C may have come just before the last time
-            launch()
-        return True
-
-    def missed(self) -> bool:
-        """True if the GPU has given up waiting in the step that is over: it is to be launched once more, and finds all inputs now."""
-        if self.input_copy is None or not self.input_copy.gave_up():
-            return False
-        self._given_up += 1
-        return True
 
     def send_all(self, feeds: Feeds) -> bool:
         """Sends large inputs ahead like `fill`, and copies small ones behind them, all by the copy engine.
@@ -296,7 +242,7 @@ class InputStaging:
                 np.copyto(place, parts[0][name])
             elif len(parts) == 1:
                 value = parts[0][name]
-                np.copyto(place[: len(value)], value)
+                self._memcpy.copy(value, place[: len(value)])
             else:
                 arrays = [part[name] for part in parts]
                 np.concatenate(arrays, out=place[: sum(map(len, arrays))])
@@ -404,19 +350,24 @@ class InputStaging:
         send = self._async_copy.send
         return lambda first, last: send(start + first, start + last)
 
-    def _copy_holding(
-        self, arrays: Sequence[Sequence[Any]], pieces: Sequence[memoryview | None], announce: Callable[[int], object]
-    ) -> None:
-        """Copies like `_copy`, in the order of the block, and announces up to which byte it is there. It keeps the interpreter's lock."""
-        for group, sources, piece in zip(self._groups, arrays, pieces, strict=True):
-            if piece is None:
-                _join(group, sources)
-            elif sources[0] is not group.places[0]:
-                copy_holding(piece, group.memory, announce, group.start)
-            announce(group.start + len(group.memory))
-
     def _refuse(self, feeds: Feeds) -> None:
         refuse_fed(feeds, {name: (place.dtype.name, place.shape) for name, place in self.block.arrays.items()})
+
+
+def arrays_on_host(feeds: Feeds) -> Feeds | None:
+    """Inputs with tensors of the host's memory as arrays; None where one is a tensor elsewhere, or large and pinned."""
+    found: dict[str, Any] = {}
+    for name, value in feeds.items():
+        if isinstance(value, torch.Tensor):
+            elsewhere = value.device.type != "cpu" or value.layout != torch.strided
+            if elsewhere or (value.nbytes > _SMALL_BYTES and value.is_pinned()):
+                return None
+            try:
+                value = to_numpy(value)
+            except Unsupported:
+                return None
+        found[name] = value
+    return found
 
 
 def _copy_together(tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
@@ -474,19 +425,6 @@ def _join(group: _Group, sources: Sequence[Any]) -> None:
         group.memory[:] = b"".join([source.tobytes() for source in sources])
 
 
-def _pieces(arrays: Sequence[Sequence[Any]]) -> list[memoryview | None] | None:
-    """The bytes of arrays that are alone in their group, None for each other group; None in all where one of them is not contiguous."""
-    found: list[memoryview | None] = []
-    for sources in arrays:
-        if len(sources) > 1:
-            found.append(None)
-        elif sources[0].flags.c_contiguous:
-            found.append(np.asarray(sources[0]).reshape(-1).view(np.uint8).data)
-        else:
-            return None
-    return found
-
-
 def _runs(like: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """Names in groups: small tensors with others of their type, each larger one alone; last those that go ahead."""
     small: dict[torch.dtype, list[str]] = {}
@@ -499,13 +437,9 @@ def _runs(like: Mapping[str, torch.Tensor]) -> list[list[str]]:
     return [*small.values(), *sorted(alone, key=lambda run: _goes_ahead(run, like))]
 
 
-def _fits_first(size: int, rest: int) -> bool:
-    """True if a block of this size, none of which is sent ahead, is worth launching before it is copied."""
-    return _FIRST_BYTES <= size < _AHEAD_BYTES and rest == size
-
-
 def _goes_ahead(run: Sequence[str], like: Mapping[str, torch.Tensor]) -> bool:
-    return len(run) == 1 and _size(like[run[0]]) >= _AHEAD_BYTES
+    least = _AHEAD_ALONE_BYTES if native_threads() is None else _AHEAD_BYTES
+    return len(run) == 1 and _size(like[run[0]]) >= least
 
 
 def _size(tensor: torch.Tensor) -> int:

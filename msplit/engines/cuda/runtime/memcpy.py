@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,15 @@ CAN_POLL = platform.machine() in ("x86_64", "AMD64")
 """On these processors memory changes, for all who look, in the order in which it was written: where a number is new, what it tells of is
 there, whether it comes from the GPU or goes to it."""
 
+_THREADS_BYTES = 1 << 20
+"""Arrays from this size on are copied by native threads: 512 KB take one thread 27 µs and eight 43, 2 MB 205 and 63, 8 MB 1,080 and 165."""
+_THREADS = 7
+"""Native threads that help at most: with 3, 2 MB take 91 µs and 8 MB 280."""
+_SENT_BYTES = 1 << 19
+"""Bytes of a part that they copy before it is told of, at least."""
 _SHARED_BYTES = 1 << 23
-"""Arrays from this size on are copied by several threads: with the bus, 4 MB take one thread 0.41 ms and two 0.46; 8 MB 0.77 and 0.60."""
+"""Without native threads, arrays from this size on are copied by several of Python's: with the bus, 4 MB take one thread 0.41 ms and two
+0.46; 8 MB 0.77 and 0.60."""
 _HELPER_BYTES = 1 << 24
 """Bytes for which there is one more helper. To wake one takes about 0.1 ms: 16 MB take 0.9 ms with one to three and 1.8 with eleven, 134 MB
 12.4 with one, 7.2 with three and 4.6 with eleven (`benchmarks/notes/probes.md`)."""
@@ -31,13 +40,21 @@ _LARGEST_PIECE = 1 << 22
 """Bytes of a piece that helpers take: the first pieces of 100 MB are to be there soon."""
 _FEW_PIECES = 8
 """Pieces of an array that is copied by one thread: telling of each takes it 5 µs where that issues a copy."""
-_LEAST_PIECE = 1 << 16
-"""Bytes of a piece at least where to tell of it takes less: its 2 µs are more than what Python adds to them."""
-
 _TO_DEVICE, _ON_DEVICE = 1, 3  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice
 
 Tell = Callable[[int, int], object]
 """Function that is called with the first byte of a piece, and with the one behind its last."""
+
+
+@functools.cache
+def native_threads() -> Callable[[int, int, int, int], None] | None:
+    """The function of `copy_threads.c`: to, from, bytes, helpers. It lets go of the interpreter's lock. None where it was not compiled."""
+    try:
+        copy = ctypes.CDLL(str(Path(__file__).with_name("copy_threads.so"))).copy_threads
+    except OSError:
+        return None
+    copy.argtypes, copy.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), None
+    return copy
 
 
 class AsyncCopy:
@@ -67,17 +84,6 @@ class AsyncCopy:
         check(self._copy(self._to + first, self._from + first, last - first, self._kind, stream))
 
 
-def copy_holding(source: memoryview, target: memoryview, tell: Callable[[int], object], start: int) -> None:
-    """Copies bytes, and tells, piece by piece, how many are there, beside `start` in front of them. It keeps the interpreter's lock: who is
-    waited for should not himself wait behind each piece for another thread's turn, of 5 ms."""
-    size = len(source)
-    step = max(-(-size // _FEW_PIECES), _LEAST_PIECE)
-    for first in range(0, size, step):
-        last = min(first + step, size)
-        target[first:last] = source[first:last]
-        tell(start + last)
-
-
 class Memcpy:
     """The copies of one device's inputs and outputs, and the threads that help with large ones."""
 
@@ -88,13 +94,22 @@ class Memcpy:
     def copy(self, source: NDArray[Any], target: NDArray[Any], tell: Tell | None = None) -> None:
         """Copies an array into a contiguous one of its shape and type; tells, in the calling thread, of each piece that is there.
 
-        Small ones by the calling thread alone. OpenMP's threads, which PyTorch would use from 32 KB on, wait for each other and spin: with
-        one of them off its processor, 1 MB takes two slices of the scheduler's time, 8 ms. Large ones by helpers who take piece after piece
-        as long as there are some, as the calling thread does itself: a helper that does not get a processor delays nothing but the piece
-        it holds, and one that has not started by the end is not waited for.
+        Small ones by the calling thread alone; large ones by native threads beside it, where the package has them, else by Python's.
+        OpenMP's threads, which PyTorch would use from 32 KB on, wait for each other and spin: with one of them off its processor, 1 MB
+        takes two slices of the scheduler's time, 8 ms. Ours take piece after piece as long as there are some, as the calling thread does
+        itself: one that does not get a processor delays nothing but the piece it holds, and one that has not started by the end is not
+        waited for.
         """
         size = target.nbytes
-        if size >= _SHARED_BYTES:
+        if size >= _THREADS_BYTES and source.flags.c_contiguous and (threads := native_threads()) is not None:
+            step = size if tell is None else min(max(size // _FEW_PIECES, _SENT_BYTES), _LARGEST_PIECE)
+            helpers, read, write = min(cores() - 1, _THREADS), source.ctypes.data, target.ctypes.data
+            for first in range(0, size, step):
+                last = min(first + step, size)
+                threads(write + first, read + first, last - first, helpers)
+                if tell is not None:
+                    tell(first, last)
+        elif size >= _SHARED_BYTES:
             self._copy_with_helpers(source, target, tell)
         elif tell is None or not size:
             np.copyto(target, source)
@@ -105,7 +120,7 @@ class Memcpy:
 
     def copy_of(self, source: NDArray[Any]) -> NDArray[Any]:
         """A contiguous array's own copy."""
-        if source.nbytes < _SHARED_BYTES:
+        if source.nbytes < (_SHARED_BYTES if native_threads() is None else _THREADS_BYTES):
             return source.copy()
         target = np.empty_like(source)
         self.copy(source, target)

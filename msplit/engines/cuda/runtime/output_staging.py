@@ -182,13 +182,6 @@ class GraphExec:
         else:
             check(self._launch(self._executable, self._stream(self._index)))
 
-    def start_holding(self) -> None:
-        """Starts like `start`, but keeps the interpreter's lock, as `start_on` does."""
-        if self._executable is None or self._current() != self._index:
-            self._graph.replay()
-        else:
-            check(self._launch_holding(self._executable, self._stream(self._index)))
-
     def finish_on(self, stream: torch.cuda.Stream) -> None:
         """Waits for all that is on a stream; what failed there is raised here."""
         if self._executable is None:

@@ -136,7 +136,7 @@ def test_every_kernel_that_multiplies_on_tensor_cores_is_among_these():
 
 @pytest.mark.needs_triton
 def test_what_is_lifted_and_cut_off_is_right_on_average():
-    from msplit.engines.cuda.kernels.code.tensor_cores import _LIFT
+    from msplit.engines.cuda.kernels.code.products import _LIFT
 
     numbers = 2 ** torch.rand(1 << 20, generator=torch.Generator().manual_seed(0))
     last_bit = 2.0**-10

@@ -20,7 +20,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_numpy, to_torch
 from msplit.engines.cuda.runtime import executables, input_staging, memcpy
 from msplit.engines.cuda.runtime.executable import CudaExecutable
-from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.input_staging import InputStaging, arrays_on_host
 from msplit.engines.cuda.runtime.output_staging import CapturedGraph, OutputStaging
 from msplit.errors import EngineError
 from tests.campaign import examples
@@ -75,6 +75,19 @@ def test_inputs_arrive_wherever_they_are(values, data):
             assert not found.block.arrays[name].any(), "the block is for what comes from the host"
 
 
+@given(arrays)
+def test_tensors_of_the_host_are_taken_as_arrays_where_the_device_is_a_gpu(values):
+    """Forty of them one by one took a step of 61 µs to 595."""
+    found = arrays_on_host({name: to_torch(value) for name, value in values.items()})
+    assert found is not None
+    for name, value in values.items():
+        assert type(found[name]) is np.ndarray
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], value)
+    assert arrays_on_host({"a": torch.zeros(3, device="meta")}) is None
+    assert arrays_on_host({"a": torch.eye(3).to_sparse()}) is None
+
+
 def test_tensors_that_fit_are_looked_at_together_and_only_once(monkeypatch):
     """To ask each of 40 tensors what an array is asked took 700 of a step's 1026 µs, and the copies one kernel."""
     types = ("int32", "float32", "int32", "bool", "bfloat16")
@@ -86,7 +99,7 @@ def test_tensors_that_fit_are_looked_at_together_and_only_once(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(input_staging, "refuse_fed", None)
         patched.setattr(input_staging, "taken", None)
-        assert not found.feed(tensors, lambda: pytest.fail("it was launched"))
+        assert not found.fill(tensors, ahead=True)
         found.bring({**tensors, "another": "which the host part takes"})
     for name, value in values.items():
         np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)

@@ -53,6 +53,7 @@ def test_every_value_arrives_and_tensors_do_not_overlap():
 def test_large_inputs_go_ahead_and_the_rest_follows(monkeypatch):
     """What is sent while arrays are copied, and what is copied at last, are together the whole block."""
     monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 19)
+    monkeypatch.setattr(input_staging, "_AHEAD_ALONE_BYTES", 1 << 19)
     monkeypatch.setattr(memcpy, "_SHARED_BYTES", 1 << 20)
     values = {
         "ids": np.arange(12, dtype=np.int32),
@@ -77,6 +78,7 @@ def test_large_inputs_go_ahead_and_the_rest_follows(monkeypatch):
 def own_buffers(monkeypatch):
     """Inputs of all kinds, their values, and their places in the block, which hold something else."""
     monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 19)
+    monkeypatch.setattr(input_staging, "_AHEAD_ALONE_BYTES", 1 << 19)
     rng = np.random.default_rng(3)
     values = {f"ids_{n}": rng.integers(0, 99, n) for n in (3, 50, 7)}
     values |= {"middle": rng.standard_normal(9000), "other": rng.standard_normal(9000)}
@@ -127,6 +129,7 @@ def test_what_is_refused_leaves_the_block_as_it_is(monkeypatch):
 
 def test_an_input_without_elements_beside_one_that_goes_ahead_is_no_piece(monkeypatch):
     monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 15)
+    monkeypatch.setattr(input_staging, "_AHEAD_ALONE_BYTES", 1 << 15)
     values = {"full": np.ones(64, np.float32), "none": np.zeros((0, 3)), "large": np.arange(9000, dtype=np.float32)}
     found = InputStaging({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
     assert found.block.starts["none"] == found.block.starts["large"]
@@ -214,6 +217,7 @@ def test_outputs_arrive_as_arrays_of_the_users_own():
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_gpu_gets_and_gives_every_byte(monkeypatch, dtype, size, ahead):
     monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 19)
+    monkeypatch.setattr(input_staging, "_AHEAD_ALONE_BYTES", 1 << 19)
     gpu = torch.device("cuda")
     rng = np.random.default_rng(size)
     values = {"a": (rng.standard_normal((size, 2)) * 9).astype(dtype), "b": np.asarray(rng.integers(0, 9), dtype)}

@@ -105,6 +105,7 @@ def made_on(gpu):
     """An executable on a fake GPU, of a graph whose outputs are its inputs; it reads each at a time of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(input_staging, "_AHEAD_BYTES", 1 << 10)
+        patch.setattr(input_staging, "_AHEAD_ALONE_BYTES", 1 << 10)
         patch.setattr(input_staging, "_PREFETCHED_BYTES", 1 << 10)
         for module in (input_staging,):
             patch.setattr(module, "AsyncCopy", gpu.copier())

@@ -10,7 +10,7 @@ convolution does it: padding stays zero.
 The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result, which for
 one of them may be a part of a larger tensor.
 
-An early kernel (see `code.tensor_cores`) works out where its data lie, and its blocks of the first pixels fetch the filter, which no kernel
+An early kernel (see `code.products`) works out where its data lie, and its blocks of the first pixels fetch the filter, which no kernel
 writes; then it waits.
 
 The kernel of `kernels.conv`: a tile of a convolution of NHWC data with few channels.
@@ -21,7 +21,7 @@ nothing is divided to find a summand; a tile is a rectangle of one image's pixel
 thread has a pixel to itself (32 for each warp), where its summands lie is known when the kernel is compiled, but for the first one of
 each row.
 
-The first block of an early kernel (see `code.tensor_cores`) fetches the filter, which no kernel writes; then it waits.
+The first block of an early kernel (see `code.products`) fetches the filter, which no kernel writes; then it waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from msplit.engines.cuda.kernels.code.epilogue import activate_known, for_products
-from msplit.engines.cuda.kernels.code.tensor_cores import LINE, fetch, go_on, lifted, rounded
+from msplit.engines.cuda.kernels.code.products import LINE, fetch, go_on, lifted, rounded
 
 _FETCHED = tl.constexpr(8)
 """Tiles of summands whose filter is fetched ahead: the rest is loaded while these are added up."""

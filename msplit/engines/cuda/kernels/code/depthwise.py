@@ -7,7 +7,7 @@ import triton.language as tl
 
 from msplit.engines.cuda.kernels.code.epilogue import activate, for_products
 from msplit.engines.cuda.kernels.code.mlp import COUNTS, finish, hand_in, matrix
-from msplit.engines.cuda.kernels.code.tensor_cores import LINE, fetch, go_on
+from msplit.engines.cuda.kernels.code.products import LINE, fetch, go_on
 
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "height width channels rows columns before_h before_w dilation_h dilation_w step_n step_h step_w filter_tap filter_c rounds"

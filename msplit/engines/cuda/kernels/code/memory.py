@@ -146,60 +146,6 @@ def deliver(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def receive(  # type: ignore[no-untyped-def]
-    source, target, numbers, counters, words, looks, BLOCK: tl.constexpr, LOAD: tl.constexpr
-):
-    """Copies words of 8 bytes out of host memory that the host is still writing. `InputCopy` has the arguments.
-
-    Program 0 asks the host how far it is, and tells the others, who wait for it on the device. It must not run behind them: the GPU starts
-    programs in order. Each has one warp, whose threads look all at once.
-    """
-    program = tl.program_id(0)
-    whole = words.to(tl.int64) * 8
-    if program == 0:
-        there = _acquire(numbers, True, LOAD)
-        while (there < whole) & (looks > 0):
-            tl.atomic_xchg(counters, there, sem="release", scope="gpu")
-            there = _acquire(numbers, True, LOAD)
-            looks -= 1
-        if there < whole:
-            tl.store(numbers + 1, 1)
-        tl.atomic_xchg(counters, whole, sem="release", scope="gpu")
-    else:
-        wanted = tl.minimum(program * BLOCK, words).to(tl.int64) * 8
-        there = _acquire(counters, False, LOAD)
-        while there < wanted:
-            there = _acquire(counters, False, LOAD)
-        place = (program - 1) * BLOCK + tl.arange(0, BLOCK)
-        exists = place < words
-        tl.store(target + place, tl.load(source + place, mask=exists), mask=exists)
-    # No thread looks at the counter any more when the last program puts it back for the next launch.
-    tl.debug_barrier()
-    if tl.atomic_add(counters + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
-        tl.store(counters, 0)
-        tl.store(counters + 1, 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _acquire(number, HOST: tl.constexpr, LOAD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Reads a number that the host, or another program, may just be writing, and what is read later is at least as new.
-
-    Triton has no such load, and its interpreter, whose programs run one after the other, needs none.
-    """
-    if not LOAD:
-        found = tl.load(number, volatile=True)
-    elif HOST:
-        found = tl.inline_asm_elementwise(
-            "ld.acquire.sys.global.b64 $0, [$1];", "=l,l", [number.to(tl.int64)], dtype=tl.int64, is_pure=False, pack=1
-        )
-    else:
-        found = tl.inline_asm_elementwise(
-            "ld.acquire.gpu.global.b64 $0, [$1];", "=l,l", [number.to(tl.int64)], dtype=tl.int64, is_pure=False, pack=1
-        )
-    return found
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _release(number, count, STORE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Writes the number after all that the program knows to be written, as the host sees it.
 

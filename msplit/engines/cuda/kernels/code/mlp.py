@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from msplit.engines.cuda.kernels.code.epilogue import activate
-from msplit.engines.cuda.kernels.code.tensor_cores import LINE, fetch, go_on
+from msplit.engines.cuda.kernels.code.products import LINE, fetch, go_on
 
 COUNTS = ["pixels", "share", "hidden", "results", "parts", "activation1", "activation2"]
 """Arguments that are numbers in every kernel, even where they are one: no kernel is compiled anew for it, and loops begin with one."""

@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, reached
+from msplit.core.dag import reached
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node

@@ -32,18 +32,8 @@ from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA
+from msplit.engines.cuda.passes import pattern
 from msplit.engines.cuda.passes.canonical.composed_functions import match_gelu
-from msplit.engines.cuda.passes.pattern import (
-    FLOATS,
-    Dominators,
-    Readers,
-    become_reshape,
-    channel_axis,
-    offered,
-    other_input,
-    per_channel,
-    value_key,
-)
 from msplit.opset.traits import (
     ADD,
     BATCH_MATMULS,
@@ -66,7 +56,7 @@ def eliminate_common_subexpressions(graph: OpGraph) -> bool:
     names: dict[Key, Key] = {}
     first: dict[tuple[Any, ...], Op] = {}
     values: dict[Key, Key] = {}
-    ports = Readers(graph).ports
+    ports = pattern.Readers(graph).ports
     same: dict[tuple[Any, ...], Key] = {}
 
     def canonical(key: Key) -> Key:
@@ -76,7 +66,7 @@ def eliminate_common_subexpressions(graph: OpGraph) -> bool:
         if constant is None or constant.nbytes > _LARGEST:
             return key
         if key not in values:
-            values[key] = same.setdefault(value_key(constant), key)
+            values[key] = same.setdefault(pattern.value_key(constant), key)
         return values[key]
 
     for number, op in list(graph.ops.items()):
@@ -133,11 +123,11 @@ def _changes_nothing(graph: OpGraph, op: Op, other: Key | None) -> bool:
 
 def reassociate_bias(graph: OpGraph) -> bool:
     """Moves every constant bias that it can."""
-    readers = Readers(graph)
+    readers = pattern.Readers(graph)
     changed = False
     place = {number: position for position, number in enumerate(graph.ops)}
     for sum_op in list(graph.ops.values()):
-        if sum_op.op not in ADD or sum_op.attrs.get("T") not in FLOATS:
+        if sum_op.op not in ADD or sum_op.attrs.get("T") not in pattern.FLOATS:
             continue
         shape, bias_op = graph.shapes.get(sum_op.out), readers.only(sum_op.out)
         if shape is None or bias_op is None or sum_op.inputs[0] == sum_op.inputs[1]:
@@ -158,14 +148,14 @@ def reassociate_bias(graph: OpGraph) -> bool:
     return changed
 
 
-def _is_product(graph: OpGraph, readers: Readers, key: Key, shape: tuple[int, ...]) -> bool:
+def _is_product(graph: OpGraph, readers: pattern.Readers, key: Key, shape: tuple[int, ...]) -> bool:
     op = readers.maker(key)
     return op is not None and op.op == "MatMul" and graph.shapes.get(key) == shape
 
 
 def _bias(graph: OpGraph, op: Op, key: Key, shape: tuple[int, ...]) -> Key | None:
     """The vector along the last axis that an op adds to a matrix, if that is all it does."""
-    other = other_input(op, key)
+    other = pattern.other_input(op, key)
     value = graph.constants.get(other) if other is not None else None
     if other is None or value is None or graph.shapes.get((op.node, 0)) != shape:
         return None
@@ -173,7 +163,7 @@ def _bias(graph: OpGraph, op: Op, key: Key, shape: tuple[int, ...]) -> Key | Non
         return other
     if op.op not in ADD or value.size != shape[-1]:
         return None
-    vector = per_channel(value, shape, (len(shape) - 1,))
+    vector = pattern.per_channel(value, shape, (len(shape) - 1,))
     return None if vector is None else graph.constant(vector.astype(value.dtype))
 
 
@@ -182,7 +172,7 @@ _COMPLEX = ("complex64", "complex128")
 
 def flatten_matmul(graph: OpGraph) -> bool:
     """Turns such products into Reshape, MatMul, Reshape."""
-    return offered(graph, lambda op: _flatten(graph, op))
+    return pattern.offered(graph, lambda op: _flatten(graph, op))
 
 
 def _flatten(graph: OpGraph, op: Op) -> bool:
@@ -225,14 +215,14 @@ def flatten_convolution(graph: OpGraph) -> bool:
         matrix = graph.constant(filter.reshape(filter.shape[2:]))
         return _as_matrices(graph, op, op.inputs[0], matrix, filter.shape[2], transpose=False)
 
-    return offered(graph, flatten)
+    return pattern.offered(graph, flatten)
 
 
 def is_of_one_pixel(graph: OpGraph, op: Op) -> bool:
     """Checks if a convolution is a product of matrices: images of one pixel, seen through a window of one. Through explicit padding it may
     see nothing of them."""
     left, right = op.inputs[:2]
-    if right not in graph.constants or left not in graph.shapes or op.attrs.get("T") not in FLOATS:
+    if right not in graph.constants or left not in graph.shapes or op.attrs.get("T") not in pattern.FLOATS:
         return False
     data, filter = graph.shapes[left], graph.constants[right]
     alone = str(op.attrs.get("padding")) != "EXPLICIT" and op.attrs.get("filter_format", "HWIO") == "HWIO"
@@ -258,7 +248,7 @@ def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, t
     name = "_FusedMatMul" if "fused_ops" in attrs else "MatMul"
     product = graph.add(name, op, attrs, [narrow.out, right, *op.inputs[2:]], (rows, columns))
     product.source_nodes = op.source_nodes
-    become_reshape(graph, op, product.out)
+    pattern.become_reshape(graph, op, product.out)
     return True
 
 
@@ -269,26 +259,28 @@ _RANK = 4
 
 def fuse_epilogue(graph: OpGraph) -> bool:
     """Fuses every product or convolution with what follows it."""
-    readers, dominators = Readers(graph), Dominators(graph)
+    readers, dominators = pattern.Readers(graph), pattern.Dominators(graph)
 
     def fuse(head: Op) -> bool:
-        if head.op not in _HEADS or head.attrs.get("T") not in FLOATS:
+        if head.op not in _HEADS or head.attrs.get("T") not in pattern.FLOATS:
             return False  # libraries have no fused kernels of integers
         bias_op = readers.only(head.out)
         if bias_op is not None and not _takes_bias(head, bias_op):
             bias_op = None
         return (bias_op is not None or head.out in graph.shapes) and _fuse(graph, readers, dominators, head, bias_op)
 
-    return offered(graph, fuse)
+    return pattern.offered(graph, fuse)
 
 
 def _takes_bias(head: Op, op: Op) -> bool:
     if op.op not in BIASES or op.inputs[0] != (head.node, 0):
         return False
-    return head.op == "MatMul" or channel_axis(op, _RANK) == channel_axis(head, _RANK)
+    return head.op == "MatMul" or pattern.channel_axis(op, _RANK) == pattern.channel_axis(head, _RANK)
 
 
-def _fuse(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, bias_op: Op | None) -> bool:
+def _fuse(
+    graph: OpGraph, readers: pattern.Readers, dominators: pattern.Dominators, head: Op, bias_op: Op | None
+) -> bool:
     """Fuses one, with its bias or, where it has none and the library's activation needs one, with zeros."""
     fused_ops = ["BiasAdd"]
     absorbed = [] if bias_op is None else [bias_op]  # in order
@@ -320,7 +312,7 @@ def _fuse(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, bi
         made = absorbed[before_reshape - 1] if before_reshape else head
         product = graph.add(fused, head, attrs, inputs, graph.shapes[made.out])
         product.source_nodes = source_nodes
-        become_reshape(graph, last, product.out)
+        pattern.become_reshape(graph, last, product.out)
     else:
         last.op, last.attrs, last.inputs, last.source_nodes, last.name = fused, attrs, inputs, source_nodes, head.name
     return True
@@ -328,10 +320,12 @@ def _fuse(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, bi
 
 def _zeros(graph: OpGraph, head: Op) -> Key:
     shape = graph.shapes[head.out]
-    return graph.constant(np.zeros(shape[channel_axis(head, len(shape))], numpy_dtype(str(head.attrs["T"]))))
+    return graph.constant(np.zeros(shape[pattern.channel_axis(head, len(shape))], numpy_dtype(str(head.attrs["T"]))))
 
 
-def _side_input(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, key: Key) -> tuple[Op, Key] | None:
+def _side_input(
+    graph: OpGraph, readers: pattern.Readers, dominators: pattern.Dominators, head: Op, key: Key
+) -> tuple[Op, Key] | None:
     """The sum of a convolution with something of its own shape.
 
     Libraries have that as one kernel where a ReLU follows, our own has it anyway. But a convolution must not wait for what a branch beside
@@ -340,7 +334,7 @@ def _side_input(graph: OpGraph, readers: Readers, dominators: Dominators, head: 
     op = readers.only(key)
     if head.op != "Conv2D" or op is None or op.op not in ADD:
         return None
-    other = other_input(op, key)
+    other = pattern.other_input(op, key)
     after = readers.only((op.node, 0))
     shape = graph.shapes.get(key)
     if other is None or shape is None or graph.shapes.get(other) != shape:
@@ -349,7 +343,7 @@ def _side_input(graph: OpGraph, readers: Readers, dominators: Dominators, head: 
     return (op, other) if cut_off or dominators.dominates(other[0], head.node) else None
 
 
-def reshapes_behind(readers: Readers, key: Key) -> tuple[list[Op], Key]:
+def reshapes_behind(readers: pattern.Readers, key: Key) -> tuple[list[Op], Key]:
     """Ops that only reshape a value, one behind the other, each the only reader, and the value behind the last."""
     found: list[Op] = []
     while (op := readers.only(key)) is not None and op.op in RESHAPES and op.inputs[0] == key:
@@ -358,7 +352,7 @@ def reshapes_behind(readers: Readers, key: Key) -> tuple[list[Op], Key]:
     return found, key
 
 
-def activation_behind(graph: OpGraph, readers: Readers, key: Key) -> tuple[str | None, list[Op]]:
+def activation_behind(graph: OpGraph, readers: pattern.Readers, key: Key) -> tuple[str | None, list[Op]]:
     """The activation that alone reads a value: its name as a fused op, and its ops, the last of which gives the result."""
     op = readers.only(key)
     if op is not None and op.op in _ACTIVATIONS and op.inputs == [key]:

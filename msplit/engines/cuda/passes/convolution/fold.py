@@ -25,19 +25,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape
 from msplit.engines.cuda.ops.nn import EPSILON
-from msplit.engines.cuda.passes.pattern import (
-    FLOATS,
-    Readers,
-    become_reshape,
-    channel_axis,
-    channels_last,
-    inserted_axis,
-    offered,
-    other_input,
-    per_channel,
-    trailing,
-    with_axis,
-)
+from msplit.engines.cuda.passes import pattern
 from msplit.opset.traits import ADD, BATCH_NORMS, BIASES, CONVOLUTIONS, IMAGE_CONVOLUTIONS, PADS, RESHAPES, ops_with
 
 _HEADS = CONVOLUTIONS | {"MatMul"}
@@ -70,24 +58,24 @@ class _Chain:
 def fold_affine(graph: OpGraph) -> bool:
     """Folds every such chain. What is left of it is at most one BiasAdd."""
     changed = False
-    readers = Readers(graph)
+    readers = pattern.Readers(graph)
     for head in list(graph.ops.values()):
         weights = graph.constants.get(head.inputs[1]) if head.op in _HEADS else None
         shape = graph.shapes.get(head.out)
-        if weights is None or shape is None or weights.dtype.name not in FLOATS or not weights.size:
+        if weights is None or shape is None or weights.dtype.name not in pattern.FLOATS or not weights.size:
             continue
         given, weights = weights, _take_scale(graph, readers, head, weights)
         changed |= weights is not given
-        chain = _follow(graph, readers, head, shape[channel_axis(head, len(shape))])
+        chain = _follow(graph, readers, head, shape[pattern.channel_axis(head, len(shape))])
         changed |= chain.absorbed > 0 and _commit(graph, head, weights, chain)
     return changed
 
 
-def _take_scale(graph: OpGraph, readers: Readers, head: Op, weights: NDArray[Any]) -> NDArray[Any]:
+def _take_scale(graph: OpGraph, readers: pattern.Readers, head: Op, weights: NDArray[Any]) -> NDArray[Any]:
     """Takes what only scales a head's data, and is read by nothing else, into its weights: the new ones, or those given."""
     key, axis = head.inputs[0], -1 if head.attrs.get("transpose_b") else -2
     shape = graph.shapes.get(key, ())
-    along = channel_axis(head, len(shape))
+    along = pattern.channel_axis(head, len(shape))
     if head.attrs.get("transpose_a") or weights.dtype.itemsize < 4 or shape[along:][:1] != weights.shape[axis:][:1]:
         return weights
     scale, offset = np.ones(shape[along]), np.zeros(shape[along])
@@ -115,7 +103,7 @@ def _take_scale(graph: OpGraph, readers: Readers, head: Op, weights: NDArray[Any
 
 
 def step_in_front(
-    graph: OpGraph, readers: Readers, head: Op, op: Op, shape: Shape, along: int
+    graph: OpGraph, readers: pattern.Readers, head: Op, op: Op, shape: Shape, along: int
 ) -> tuple[Key, Step] | None:
     """The value that an op in front of a head reads, and the scale and offset that it applies to it; None if it does anything else."""
     for data in op.inputs[:2]:
@@ -126,19 +114,19 @@ def step_in_front(
     return None
 
 
-def _follow(graph: OpGraph, readers: Readers, head: Op, channels: int) -> _Chain:
+def _follow(graph: OpGraph, readers: pattern.Readers, head: Op, channels: int) -> _Chain:
     """The longest chain of ops behind a head that only scale and shift its channels."""
     chain = _Chain(np.ones(channels), np.zeros(channels))
     key, shape = head.out, graph.shapes[head.out]
-    axes: tuple[int, ...] = (channel_axis(head, len(shape)),)
+    axes: tuple[int, ...] = (pattern.channel_axis(head, len(shape)),)
     last, reshaped = axes[0] == len(shape) - 1, False
     while True:
         op = readers.only(key)
-        if op is None or op.out not in graph.shapes or (op.inputs[0] != key and other_input(op, key) is None):
+        if op is None or op.out not in graph.shapes or (op.inputs[0] != key and pattern.other_input(op, key) is None):
             return chain
         result = graph.shapes[op.out]
         if op.op in RESHAPES and op.inputs[0] == key and last:
-            suffix = trailing(result, channels)
+            suffix = pattern.trailing(result, channels)
             if suffix is None:
                 return chain
             axes = tuple(range(len(result) - len(suffix), len(result)))
@@ -158,25 +146,25 @@ def _follow(graph: OpGraph, readers: Readers, head: Op, channels: int) -> _Chain
 
 
 def _affine(
-    graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key, shape: Shape, axes: tuple[int, ...]
+    graph: OpGraph, readers: pattern.Readers, head: Op, op: Op, key: Key, shape: Shape, axes: tuple[int, ...]
 ) -> Step | None:
     """Scale and offset that an op applies to its input `key`, or None if it does anything else."""
     if op.op in BATCH_NORMS:
         return _batch_norm(graph, readers, head, op, key)
     if op.op in BIASES:
-        if op.inputs[0] != key or (len(shape) > 2 and channels_last(op) != (axes[-1] == len(shape) - 1)):
+        if op.inputs[0] != key or (len(shape) > 2 and pattern.channels_last(op) != (axes[-1] == len(shape) - 1)):
             return None
         value = graph.constants.get(op.inputs[1])
         if value is None:
             return None
         along = value if axes[-1] == len(shape) - 1 else value.reshape(-1, *(1,) * (len(shape) - 2))
-        offset = per_channel(along, shape, axes)
+        offset = pattern.per_channel(along, shape, axes)
         return None if offset is None else (1.0, offset)
-    other = other_input(op, key)
+    other = pattern.other_input(op, key)
     constant = graph.constants.get(other) if other is not None else None
-    if constant is None or constant.dtype.name not in FLOATS:
+    if constant is None or constant.dtype.name not in pattern.FLOATS:
         return None
-    value = per_channel(constant, shape, axes)
+    value = pattern.per_channel(constant, shape, axes)
     if value is None:
         return None
     first = op.inputs[0] == key
@@ -191,9 +179,13 @@ def _affine(
     return None
 
 
-def _batch_norm(graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key) -> tuple[Doubles, Doubles] | None:
+def _batch_norm(graph: OpGraph, readers: pattern.Readers, head: Op, op: Op, key: Key) -> tuple[Doubles, Doubles] | None:
     """Scale and offset of a normalization. With s = gamma / sqrt(variance + epsilon): (y - mean) s + beta = y s + (beta - mean s)."""
-    if op.attrs.get("is_training", True) or op.inputs[0] != key or channels_last(op) != channels_last(head):
+    if (
+        op.attrs.get("is_training", True)
+        or op.inputs[0] != key
+        or pattern.channels_last(op) != pattern.channels_last(head)
+    ):
         return None
     if head.op == "MatMul" or not all(parameter in graph.constants for parameter in op.inputs[1:5]):
         return None
@@ -232,13 +224,13 @@ def _commit(graph: OpGraph, head: Op, weights: NDArray[Any], chain: _Chain) -> b
         _bias(bias, head, graph.constant(offset))
         bias.source_nodes = source_nodes
         key = bias.out
-    become_reshape(graph, last, key)
+    pattern.become_reshape(graph, last, key)
     return True
 
 
 def _bias(op: Op, head: Op, bias: Key) -> None:
     op.op, op.inputs = "BiasAdd", [head.out, bias]
-    last = head.op == "MatMul" or channels_last(head)
+    last = head.op == "MatMul" or pattern.channels_last(head)
     op.attrs = {"T": head.attrs.get("T"), "data_format": "NHWC" if last else "NCHW"}
 
 
@@ -256,7 +248,7 @@ _RANK = 4
 
 def fold_padding(graph: OpGraph) -> bool:
     """Lets the convolutions and pools that read padded data pad it themselves, where nothing else reads it."""
-    readers = Readers(graph)
+    readers = pattern.Readers(graph)
     names: dict[Key, Key] = {}
     before = len(graph.ops)
     for pad in list(graph.ops.values()):
@@ -279,7 +271,7 @@ def fold_padding(graph: OpGraph) -> bool:
         if view is None or axis is None:
             names[key] = pad.inputs[0]
         else:
-            graph.shapes[view.out] = wide = with_axis(graph.shapes[pad.inputs[0]], axis)
+            graph.shapes[view.out] = wide = pattern.with_axis(graph.shapes[pad.inputs[0]], axis)
             view.op, view.attrs, view.inputs = "Reshape", {}, [pad.inputs[0], graph.sizes(wide)]
         del graph.ops[pad.node]
     graph.rename(names)
@@ -297,7 +289,7 @@ def _added_axis(graph: OpGraph, pad: Op, view: Op, convolution: Op) -> int | Non
     kernel = graph.shape(convolution.inputs[1])
     if padded is None or wide is None or kernel is None or pad.inputs[0] not in graph.shapes:
         return None
-    return inserted_axis(padded, wide, kernel) if channels_last(convolution) else None
+    return pattern.inserted_axis(padded, wide, kernel) if pattern.channels_last(convolution) else None
 
 
 def _zeros_around(graph: OpGraph, pad: Op, convolution: Op, key: Key, axis: int | None) -> tuple[int, ...] | None:
@@ -319,7 +311,7 @@ def _zeros_around(graph: OpGraph, pad: Op, convolution: Op, key: Key, axis: int 
         value = graph.constants.get(pad.inputs[2])
         if value is None or (value != 0).any():
             return None
-    channel = _RANK - 1 if channels_last(convolution) else 1
+    channel = _RANK - 1 if pattern.channels_last(convolution) else 1
     if paddings[[0, channel]].any():
         return None
     own = np.zeros(2 * _RANK, np.int64)
@@ -347,18 +339,18 @@ _BETWEEN = RESHAPES | IMAGE_CONVOLUTIONS | {"BatchToSpaceND"}
 
 def fold_dilation(graph: OpGraph) -> bool:
     """Lets such convolutions skip pixels by themselves."""
-    readers, names = Readers(graph), dict[Key, Key]()
+    readers, names = pattern.Readers(graph), dict[Key, Key]()
 
     def fold(split: Op) -> bool:
         found = _follow_padding(graph, readers, split) if split.op == "SpaceToBatchND" else None
         return found is not None and _respell(graph, *found, names)
 
-    changed = offered(graph, fold)
+    changed = pattern.offered(graph, fold)
     graph.rename(names)
     return changed
 
 
-def _follow_padding(graph: OpGraph, readers: Readers, split: Op) -> tuple[list[Op], int | None] | None:
+def _follow_padding(graph: OpGraph, readers: pattern.Readers, split: Op) -> tuple[list[Op], int | None] | None:
     """A SpaceToBatchND and what reads it, up to the BatchToSpaceND, if nothing else reads anything on the way.
 
     In the middle is the convolution. Data with only one spatial axis get another one by a view before it and lose that by one behind: the
@@ -375,7 +367,7 @@ def _follow_padding(graph: OpGraph, readers: Readers, split: Op) -> tuple[list[O
     if chain[-1].op != "BatchToSpaceND" or len(chain) not in (3, 5) or convolutions != [convolution]:
         return None
     plain = all(tuple(convolution.attrs.get(name, _PLAIN)) == _PLAIN for name in ("strides", "dilations"))
-    if not plain or convolution.attrs.get("padding") != "VALID" or not channels_last(convolution):
+    if not plain or convolution.attrs.get("padding") != "VALID" or not pattern.channels_last(convolution):
         return None
     if len(chain) == 3:
         return chain, None
@@ -406,7 +398,7 @@ def _respell(graph: OpGraph, chain: list[Op], axis: int | None, names: dict[Key,
     axes = [one for one in (1, 2) if one != axis]
     for place, step, pair in zip(axes, blocks[0].tolist(), left.tolist(), strict=False):
         steps[place], sides[place] = int(step), (int(pair[0]), int(pair[1]))
-    wide, result = with_axis(data, axis), with_axis(whole, axis)
+    wide, result = pattern.with_axis(data, axis), pattern.with_axis(whole, axis)
     # What the convolution alone gives, with gaps of these steps, must be as large as what is left of all.
     sizes = [wide[place] + sum(sides[place]) - steps[place] * (kernel[place - 1] - 1) for place in (1, 2)]
     if list(result[1:3]) != sizes:
@@ -423,6 +415,6 @@ def _respell(graph: OpGraph, chain: list[Op], axis: int | None, names: dict[Key,
     else:
         view = graph.add("Reshape", convolution, {}, [split.inputs[0], graph.sizes(wide)], wide)
         convolution.inputs = [view.out, *convolution.inputs[1:]]
-        become_reshape(graph, join, convolution.out)
+        pattern.become_reshape(graph, join, convolution.out)
         graph.drop([split, *views])
     return True

@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from msplit.core.dag import reached
 from msplit.engines.base import STEPS
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, mutated, reached
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, mutated
 from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS, Optimizer
 from msplit.engines.cuda.ops.embedding import IN_ORDER
 from msplit.engines.cuda.options import Shards

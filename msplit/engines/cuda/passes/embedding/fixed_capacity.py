@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, reached
+from msplit.core.dag import reached
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.embedding.padding import DISTINCT_GRADS, PARTITION, Walk
 from msplit.opset.traits import ops_with
 

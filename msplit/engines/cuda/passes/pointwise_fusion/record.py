@@ -28,6 +28,7 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
 from msplit.engines.cuda.kernels.store import POINTER, Binary, LoadedKernel, Store, note
 from msplit.formats.files import JsonValue
+from msplit.progress import during
 
 VERSION = 1
 """Version of the form in which a record is kept."""
@@ -204,11 +205,8 @@ def record(key: str, store: Store, run: Callable[..., Any], examples: Sequence[T
     with _timed_by_the_device(examples[0].device):
         run(*examples)  # the first call may time several kernels against each other
     calls: list[_Call] = []
-    token = _CALLS.set(calls)
-    try:
+    with during(_CALLS, calls):
         results = run(*examples)
-    finally:
-        _CALLS.reset(token)
     described = _describe(key, calls, examples, results)
     if described is None:
         return None

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import reached
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
-from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, gpus_of, reached
+from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, gpus_of
 from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
 from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER

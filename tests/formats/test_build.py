@@ -1,0 +1,104 @@
+"""A build is written whole, and read only where it is what was written and nobody else could have changed it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from msplit.errors import LoadError, WriteError
+from msplit.formats import build, files
+from msplit.formats.build import Bucket, Manifest
+
+BUCKET = Bucket(4, {"x": (4, 2)}, "program", "reference", 2, 7, None, 12.5)
+MANIFEST = Manifest(
+    made_for={"torch": "2"},
+    model="model.pb",
+    digest="0" * 64,
+    label="auto on 2 streams",
+    why="it is the fastest",
+    notes=("a note",),
+    precision="ieee",
+    capture=True,
+    measured=False,
+    outputs=("y",),
+    computed={},
+    rows=({"x": 1}, {"y": 1}),
+    mixes="",
+    rungs=(BUCKET,),
+    preparation={"planning": 0.5},
+    files={},
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    os.chmod(tmp_path, 0o755)
+    path = tmp_path / "model.build"
+    build.write(path, MANIFEST, {"program": b"a program", "reference": b"values"}, [memoryview(b"weights")])
+    return path
+
+
+def test_what_is_written_is_read(place: Path) -> None:
+    found = build.read(place)
+    build.verify(place, found)
+    assert build.is_build(place)
+    assert found.rungs == (BUCKET,)
+    assert found.files["program"][0] == len(b"a program")
+    assert sorted(found.files) == ["program", "reference", build.WEIGHTS]
+    with pytest.raises(WriteError, match="is there already"):
+        build.check_place(place, force=False)
+    build.check_place(place, force=True)
+    with pytest.raises(WriteError, match="is there, and is no build"):
+        build.check_place(place.parent, force=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: (path / "program").write_bytes(b"b program"), "program is not what was built"),
+        (lambda path: (path / "program").unlink(), "program can not be read: No such file"),
+        (lambda path: os.chmod(path / "reference", 0o666), "reference is not opened, for it is part of a program"),
+        (lambda path: os.chmod(path, 0o777), "it is a program and anybody may write to"),
+        (lambda path: os.chmod(path.parent, 0o777), "it is a program and anybody may write to"),
+    ],
+)
+def test_what_somebody_else_could_have_changed_is_not_opened(
+    change: Callable[[Path], None], message: str, place: Path
+) -> None:
+    found = build.read(place)
+    change(place)
+    with pytest.raises(LoadError, match=message):
+        build.verify(place, found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema_version": 0}, "the build is not one of version 1, but of 0"),
+        ({"rungs": []}, "does not name the files of a build"),
+        ({"files": {"program": [1, "no hash"]}}, r"`files.program\[1\]` is not a SHA-256 in hexadecimal digits"),
+        ({"capture": 1}, "`capture` is neither true nor false"),
+        ({"precision": "best"}, "`precision` is 'best', not one of"),
+        ({"outputs": "y"}, "`outputs` is not a list"),
+        ({"rows": [{"x": 1}]}, "`rows` is not a list of 2"),
+        ({"prepared": {}}, "has no key 'prepared'"),
+    ],
+)
+def test_a_manifest_of_something_else_is_told(changes: dict[str, object], message: str, place: Path) -> None:
+    path = place / build.MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(LoadError, match=message):
+        build.read(place)
+
+
+def test_folders_of_other_users_are_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files.os, "getuid", lambda: os.stat(place).st_uid + 1)
+    assert os.stat(place).st_uid == 0 or "belongs to another user" in str(files.writers(place))
+    monkeypatch.undo()
+    os.chmod(place, 0o775)
+    monkeypatch.setattr(files, "_is_own_group", lambda _: False)
+    assert files.writers(place) == f"a group may write to {place}"
