@@ -25,7 +25,7 @@ HEAD = """# Ops of the cuda engine
 {count} TensorFlow ops have a lowering, and {own} need none, since the engine itself knows them: {engine}.
 
 - *static* inputs decide shapes. They must follow from constants and shapes, so that they are known before the run; otherwise the model
-  runs launch by launch (`--no-capture`).
+  runs launch by launch (`--cuda capture=no`).
 - The shape of what a *dynamic* op gives depends on values. A model with such an op runs launch by launch, unless the op's inputs
   are known before the run, or the graph proves that what the op is part of is dense: embedding columns over buckets, which have an
   id in every row, and over ids of which some may be missing, as `tf.feature_column` and `safe_embedding_lookup_sparse` write them,

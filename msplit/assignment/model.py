@@ -67,6 +67,12 @@ def load(
         LoadError: It can not be read, or leaves a choice open that must be made.
         GraphError: It is not a valid graph; every defect is listed.
     """
+    for name, names in (("tags", tags), ("inputs", inputs), ("outputs", outputs)):
+        if names is not None:
+            arguments.listed(name, names)
+    for name, text in (("signature", signature), ("function", function)):
+        if text is not None:
+            arguments.declared(name, text, "str")
     with phase("reading"), no_collection():
         model = formats.read(
             arguments.path(path),

@@ -92,9 +92,15 @@ def command(
         # in the folder where the user is, beside nothing that is there
         name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
         if judged.kind != "nothing":
-            runs = {**given, "--costs": options.pairs(profile=profile)}  # what runs it is its GPU
+            launched = "capture=no" if coverage is not None and coverage.uncaptured else None
+            runs = {**given, "--costs": options.pairs(profile=profile), "--cuda": launched}  # what runs it is its GPU
             following.append(options.command_line("bench", model, runs))
-            if not any(map(written, flat.graph.ops)) and (coverage is None or not coverage.reasons):
+            shares = not any(map(written, flat.graph.ops)) and (coverage is None or not coverage.reasons)
+            if shares and coverage is not None and (coverage.of_host or launched):  # no build holds that
+                if not (choice.inputs or choice.outputs):
+                    kept = {"--part": given["--part"], "--shape": work.shapes, "--cuda": launched}
+                    following.append(options.command_line("serve", model, kept))
+            elif shares:
                 built = Path(f"{model.stem}.build")
                 following.append(options.command_line("build", model, {**runs, "-o": built}))
                 following.append(options.command_line("serve", built, {}))

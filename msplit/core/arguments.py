@@ -87,6 +87,30 @@ def listed(name: str, value: Any) -> tuple[Any, ...]:
     return found
 
 
+def declared(name: str, value: Any, kind: str) -> None:
+    """Refuses a value that is not of the kind its keyword is declared with: Python takes any text for true, or goes through its letters.
+
+    Args:
+        name: Name of the keyword.
+        value: Value that it was given.
+        kind: Its type, as in the source. Numbers are checked where their limits are known.
+
+    Raises:
+        MsplitError: It is none.
+    """
+    kind, *others = kind.split(" | ")
+    if value is None and str(None) in others:
+        return
+    if kind.startswith("Sequence["):
+        listed(name, value)
+    elif kind.startswith("Mapping[") and not isinstance(value, Mapping):
+        raise MsplitError(f"{name}: {value!r} is no dictionary", fix="give a dictionary, by name")
+    elif kind == "bool" and type(value).__name__ not in ("bool", "bool_"):  # NumPy's, too
+        raise MsplitError(f"{name} is {value!r}", fix="give True or False")
+    elif kind == "str" and not isinstance(value, str):
+        raise MsplitError(f"{name}: {value!r} is no text", fix="give a str")
+
+
 def path(value: Any) -> Path:
     """A path as it may be given.
 

@@ -205,13 +205,18 @@ def refuse(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
             fix = "shapes are fixed when a model is prepared: prepare one per shape"
             if not like:
                 fix = "convert it to that type" + (f": array.astype({dtype!r})" if is_array(value) else "")
-            raise WrongShape(
-                f"input {name} was prepared as {dtype} {tuple(shape)}, not {found} {tuple(value.shape)}", fix=fix
-            )
+            what = f"input {name} was prepared as {dtype} {tuple(shape)}, not {found} {tuple(value.shape)}"
+            if name.endswith(HANDED):
+                name = name.removesuffix(HANDED)
+                what = f"with these values {name} is {found} {tuple(value.shape)}, and steps are prepared for {tuple(shape)}"
+                fix = f"pad it to one size in the model, or feed it: --part inputs={name}, in Python msplit.load(…, inputs=[{name!r}])"
+            raise WrongShape(what, fix=fix)
 
 
 _TEXT = "OSU"
 """Kinds of arrays that hold strings."""
+HANDED = " (host)"
+"""End of the names of what the host hands to the device."""
 
 
 def is_array(value: Any) -> bool:

@@ -47,10 +47,16 @@ def loads(text: str | bytes | bytearray) -> Any:
     """Read JSON.
 
     Raises:
-        ValueError: It is none, or an object has a key twice, of which only one would be seen.
-        RecursionError: It is nested too deeply.
+        ValueError: It is none, or nested too deeply, or an object has a key twice, of which only one would be seen.
     """
-    return json.loads(text, object_pairs_hook=_object, parse_constant=Infinite)
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=Infinite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError as error:
+        if "set_int_max_str_digits" in str(error):  # Python's advice, which is not for who wrote the text
+            raise ValueError("a number has more digits than any type") from None
+        raise
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -65,8 +71,8 @@ def values_by_input(data: bytes, where: str) -> Mapping[str, Any]:
     """Values by input, "" for one that has no name, from rows, columns or examples."""
     try:
         message = loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"is no JSON: {error or 'nested too deeply'}", where=where, fix=FIX) from None
+    except ValueError as error:
+        raise LoadError(f"is no JSON: {error}", where=where, fix=FIX) from None
     if isinstance(message, dict):
         if _EXAMPLES in message and isinstance(message[_EXAMPLES], list):
             context, examples = message.get("context", {}), message[_EXAMPLES]
@@ -165,6 +171,8 @@ def _bytes_of(item: Any, name: str, where: str | None, source: str) -> bytes:
     if isinstance(item, dict):
         try:
             if item.keys() == {"b64"}:
+                if not isinstance(item["b64"], str):
+                    raise TypeError("what is in 'b64' is no text")
                 return base64.b64decode(item["b64"], validate=True)
             return encode({key: _feature(values) for key, values in item.items()})
         except (binascii.Error, OverflowError, TypeError, ValueError) as error:

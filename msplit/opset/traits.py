@@ -191,6 +191,10 @@ VIEWS = ops_with("view")
 _NAMES = {"AssignVariableOp": "Assign", "AssignAddVariableOp": "AssignAdd", "AssignSubVariableOp": "AssignSub"}
 
 
+ITERATORS, BEGINS = frozenset(("Iterator", "IteratorV2")), "MakeIterator"
+"""Iterators that have no data until a program begins them, and the op that does so."""
+
+
 def written(op: str) -> tuple[int, ...]:
     """Input slots of the variables that an op, or an op on values, changes; none for one that is not known to change any."""
     return traits(op).writes or traits(f"Resource{op}").writes

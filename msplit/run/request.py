@@ -11,7 +11,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, TypedDict
 
-from msplit.core.arguments import MAX_STREAMS, Precision, listed, number, path, spelled, whole
+from msplit.core.arguments import MAX_STREAMS, Precision, declared, listed, number, path, spelled, whole
 from msplit.cost.profile import Profile, Workload
 from msplit.engines.base import ClusterOptions, TensorFlowOptions
 from msplit.engines.cuda.options import EngineOptions, KernelMode, Shards
@@ -328,6 +328,7 @@ def keywords_of(
                     f"{next(one for one, kind in others.items() if name in kind.__annotations__)} has it: leave it out"
                 )
             raise MsplitError(f"msplit.{function.__name__} has no keyword {name!r}", fix=fix)
+        declared(name, options[name], known[name].__forward_arg__)
     found = {**defaults, **options}
     if isinstance(found.get("streams"), Integral):
         found["streams"] = (found["streams"],)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,10 +29,14 @@ from msplit.verify.compare import (
     computed_in,
     output_tolerances,
 )
-from msplit.verify.mixed_precision import emulated_errors, tf32_tolerances
+from msplit.verify.mixed_precision import emulated_errors, roughness, tf32_tolerances
 from msplit.verify.op_by_op import OP_BY_OP, TensorFlowValues, compare_ops
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
+from msplit.verify.special_values import compare_special
 from msplit.verify.stepping import SPECIAL, Verification, kinds_for, sets_of, without_refused
+
+_MANY, _MANY_SECONDS = 40, 0.25
+"""Steps on two sets of inputs by turns, in no period, and the most seconds for them: every 16th alone may be stale."""
 
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""
@@ -288,12 +293,15 @@ def _verify_ops(built: Sequence[Running], how: Verification, own: Mapping[Runnin
         if not isinstance(one.variant.engine, CudaEngine) or not own[one].ieee or several or one.executable is None:
             continue
         compiled = one.variant.engine.compile(job)
+        if any(compiled is other for other in seen):
+            continue
+        found = {"special values": compare_special(compiled, job)}
         with TensorFlowValues(job) as tensorflow:
-            for kind in kinds if all(compiled is not other for other in seen) else ():
-                if how.runs_on(kind):
-                    found = compare_ops(compiled, job, how.made(how.settings.seed + 1, kind), tensorflow)
-                    if not found.passed:
-                        one.checks.append(OutputCheck(f"{OP_BY_OP}, on {kind.name} inputs", own[one], 1, found))
+            for kind in filter(how.runs_on, kinds):
+                inputs = how.made(how.settings.seed + 1, kind)
+                found[f"{kind.name} inputs"] = compare_ops(compiled, job, inputs, tensorflow)
+        refused = {f"{OP_BY_OP}, on {name}": result for name, result in found.items() if not result.passed}
+        one.checks += [OutputCheck(name, own[one], 1, result) for name, result in refused.items()]
         seen.append(compiled)
 
 
@@ -308,18 +316,19 @@ def _verify_beside(
     """Compares all with the reference, and each with its partner on the same random inputs; with variables, with the truth as well."""
     settings, reference = how.settings, how.reference
 
-    def from_the_same_values() -> None:
-        if state:
-            begun = stepping.begin(built, state)
-            for one in built:
-                one.running.load_state(begun)
+    def from_the_same_values() -> Arrays:
+        begun = stepping.begin(built, state) if state else {}
+        for one in built if state else ():
+            one.running.load_state(begun)
+        return begun
 
-    from_the_same_values()
+    begun = from_the_same_values()
     if reference is not None:
         for number, one in enumerate(built):
             how.tell(f"verifying {one.variant.label}", number / len(built))
             with phase("verifying outputs"):
-                comparison = compared(one.step(reference.feeds), reference.outputs, own[one], one)
+                outputs = one.step(reference.feeds)
+                comparison = _held(compared, one, own[one], outputs, reference.outputs, reference.feeds, begun)
             one.checks.append(OutputCheck(reference.source, own[one], 1, comparison))
         if truth is not None and not how.kinds and state.keys() <= {STEPS}:  # what is drawn at random in a second step
             expected = [truth.step(reference.feeds) for _ in range(2)][1]
@@ -494,8 +503,8 @@ def _verify_special(
                     continue
                 if not attempt:
                     far = kind.name is InputKindName.LARGE or bool(state and before)
-                    held_against = partial(compared, outputs, expected, own[one], one)
-                    comparison = stepping.widened(held_against, taken.carried(expected, own[one], moved=far))
+                    held_against = partial(compared, outputs)
+                    comparison = taken.compared(held_against, expected, own[one], one, moved=far)
                     found.setdefault((one, ""), []).append(comparison)
                 if state:
                     variables[one].append(taken.learned(mine, after, own[one], how.settings.tolerance, how.leave_out))
@@ -527,12 +536,36 @@ def _announced(
     try:
         expected = {id(feeds): stepping.run_steps(truth, [feeds], {})[0] for feeds in sets}
         for one in ours:
-            steps = stepping.announced(*sets)
+            steps, mine = stepping.announced(*sets), dict[int, Arrays]()
             outputs = stepping.run_announcing(one, [{}, {}, {}], steps)
             for (_, feeds, _), got in zip(steps, outputs, strict=True):
-                yield one, compared(got, expected[id(feeds)], own[one], one)
+                yield one, _held(compared, one, own[one], got, expected[id(feeds)], feeds, {})
+                mine[id(feeds)] = got
+            until, order = time.monotonic() + _MANY_SECONDS, np.random.default_rng(0).integers(2, size=_MANY)
+            before: list[tuple[Arrays, int]] = []
+            for index in order:
+                # What a step gave is held once the next one has run: it may lie in memory that every step uses.
+                before = [*before[-1:], (one.step(sets[index]), index)]
+                again = (compared(got, mine[id(sets[which])], own[one], one) for got, which in before)
+                yield from ((one, found) for found in again if not found.passed)
+                if time.monotonic() > until:
+                    break
     except (WrongShape, OutOfMemory) as problem:  # what is sent before its step takes memory of its own
         how.refuse(RANDOM, problem.what)
+
+
+def _held(
+    compared: Compared,
+    one: Running,
+    precision: Precision,
+    outputs: Arrays,
+    expected: Arrays,
+    fed: Arrays,
+    begun: Arrays,
+) -> ModelComparison:
+    """Compares outputs of a step with TensorFlow's; where they differ, as closely as rough functions allow."""
+    taken = replace(_steps(one, one, [fed], begun, {}), in_tf32=None)
+    return taken.compared(partial(compared, outputs), expected, precision, one, moved=False)
 
 
 def _steps(
@@ -541,7 +574,8 @@ def _steps(
     """Steps that one is held to, and what rounding to TF32 does to them on our engine, if it runs them alone."""
     job = one.variant.job
     alone = isinstance(one.variant.engine, CudaEngine) and not job.options.split and job.options.shards is None
-    return stepping.Steps(truth, fed, begun, partial(tf32_tolerances, job, fed, begun) if alone else None, known)
+    in_tf32, rough = (partial(tf32_tolerances, job, fed, begun), partial(roughness, job, fed, begun))
+    return stepping.Steps(truth, fed, begun, in_tf32 if alone else None, rough if alone else None, known)
 
 
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:

@@ -17,8 +17,8 @@ from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.progress import Progress, phase
-from msplit.verify.compare import CARRIED, compare, compare_state
-from msplit.verify.results import MixedPrecision
+from msplit.verify.compare import compare, compare_state
+from msplit.verify.results import MixedPrecision, Roughness, carried
 
 MOST = 32
 """Evaluations. Each compiles the model without timing a kernel, and runs a step per set of inputs."""
@@ -89,12 +89,24 @@ def tf32_tolerances(job: Job, fed: Sequence[Arrays], state: Arrays) -> tuple[dic
     wide = replace(_plain(job), precision=Precision.IEEE)
     exact, after = CUDA.try_steps(wide, fed, state)
     rounded, learned = CUDA.try_steps(replace(wide, options=replace(wide.options, emulate=True)), fed, state)
-    outputs = compare(rounded, exact).outputs
-    variables = compare_state(learned, after, {}, state).outputs
-    of_outputs, of_variables = (
-        {one.name: CARRIED * one.needed for one in found if math.isfinite(one.needed)} for found in (outputs, variables)
-    )
-    return of_outputs, of_variables
+    return carried([compare(rounded, exact)]), carried([compare_state(learned, after, {}, state)])
+
+
+_ROUGH_RUNS = 8
+"""Number of times that functions are rough, to learn how far that carries: it may be 1 in 2 that what they are moved by
+decides the sign of a gradient."""
+
+
+def roughness(job: Job, fed: Sequence[Arrays], state: Arrays) -> Roughness:
+    """Learns how far the roughness of functions carries in some steps from certain variables.
+
+    Raises:
+        EngineError: The engine can not run the model so.
+    """
+    plain = _plain(job)
+    plain = replace(plain, precision=Precision.IEEE, options=replace(plain.options, simplify=False))
+    exact = CUDA.try_steps(plain, fed, state)
+    return Roughness(state, exact, [CUDA.try_steps(plain, fed, state, rough=seed) for seed in range(_ROUGH_RUNS)])
 
 
 def _plain(job: Job) -> Job:

@@ -5,18 +5,20 @@ Variants of a model, and what is known of each while it is built, verified and m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.core.arguments import number, whole
 from msplit.core.statistics import Ratio, Summary
-from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline
+from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline, is_array
 from msplit.errors import EndOfData, EngineError
-from msplit.verify.compare import ModelComparison
+from msplit.verify.compare import CARRIED, ModelComparison, compare, compare_state
 
 SCHEMA_VERSION = 1
 
@@ -250,6 +252,7 @@ class Running:
 
     Seconds of each step are kept by build and round; `launch` is of steps without copies, `burst` how many steps a round has. `since` are
     steps since its own data began, `ends` how often they came to their end. `answers` are as `answer` has them.
+    `last` are the outputs of the last step, and their bytes then.
     """
 
     variant: Variant
@@ -266,6 +269,7 @@ class Running:
     since: int = 0
     ends: int = 0
     answers: Iterator[Arrays] | None = None
+    last: dict[str, tuple[NDArray[Any], bytes]] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -293,6 +297,7 @@ class Running:
 
         Raises:
             EndOfData: There are too few of them.
+            EngineError: What the step before gave has changed: it lies in memory that this one writes.
         """
         if self.answers is not None:
             return next(self.answers)
@@ -302,6 +307,13 @@ class Running:
             self.begin_anew(problem)
             outputs = self.running.step(feeds)
         self.since += 1
+        for name, (value, was) in self.last.items():
+            if value.tobytes() != was:
+                raise EngineError(
+                    f"internal error: {name}, an output of a step of {self.variant.label}, is another once the next step has run",
+                    fix="please report this; run the model with another engine meanwhile",
+                )
+        self.last = {name: (value, value.tobytes()) for name, value in outputs.items() if is_array(value)}
         return outputs
 
     def begin_anew(self, problem: EndOfData) -> None:
@@ -398,3 +410,57 @@ class MixedPrecision:
     def holds(self) -> bool:
         """True if the bound is kept. Where it is not, all ops are in float32, and that is too far away already."""
         return self.error <= self.most
+
+
+Ran = tuple[Arrays, Arrays]
+"""Outputs of the last of some steps, and variables after it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Roughness:
+    """Effect of functions that are as rough as TensorFlow's kernels may be, on certain steps: see `RoughFunctions`.
+
+    Each op of the graph runs by itself in our engine, in IEEE precision, with such functions and without. Where TensorFlow's `tanh` is
+    1 and the exact one nearly so, its gradient is 0 and nearly so, and Adam takes a whole step of the one and none of the other.
+
+    Attributes:
+        state: Variables before the steps.
+        exact: What the steps give with functions as they are.
+        rough: What they give with rough ones, several times.
+    """
+
+    state: Arrays
+    exact: Ran
+    rough: Sequence[Ran]
+
+    def of_outputs(self) -> dict[str, float]:
+        """Tolerance of each output: three times as far as rough functions move it."""
+        return carried(compare(outputs, self.exact[0]) for outputs, _ in self.rough)
+
+    def of_variables(self) -> dict[str, float]:
+        """Tolerance of each variable and its change."""
+        return carried(compare_state(after, self.exact[1], {}, self.state) for _, after in self.rough)
+
+    def settled(self, expected: Arrays, part: int) -> Arrays:
+        """Gives TensorFlow's values without infinities and NaN that come of numbers below the least normal one, which it makes zero: where
+        our engine gives them too if it does so, and not otherwise, the latter is expected.
+
+        Args:
+            part: 0 for outputs, 1 for variables.
+        """
+        found = dict(expected)
+        for name, value in expected.items():
+            ours, flushed = (np.asarray(ran[part].get(name, value)) for ran in (self.exact, self.rough[0]))
+            if value.dtype.kind == "f" and value.shape == ours.shape == flushed.shape:
+                alike = (value == flushed) | (np.isnan(value) & np.isnan(flushed))
+                found[name] = np.where(~np.isfinite(value) & alike & np.isfinite(ours), ours, value)
+        return found
+
+
+def carried(compared: Iterable[ModelComparison]) -> dict[str, float]:
+    """The most that each output needs, three times."""
+    found: dict[str, float] = {}
+    for one in (output for comparison in compared for output in comparison.outputs):
+        if math.isfinite(one.needed):
+            found[one.name] = max(found.get(one.name, 0.0), CARRIED * one.needed)
+    return found

@@ -32,7 +32,7 @@ from msplit.verify.compare import (
     state_tolerances,
     undetermined,
 )
-from msplit.verify.results import Running, Settings, Variant
+from msplit.verify.results import Roughness, Running, Settings, Variant
 
 Announcing = tuple[int, Arrays, tuple[int, Arrays] | None]
 """A step that may say what the next one will be fed: which of some mappings it is given, filled with what, and the same of the next."""
@@ -130,6 +130,7 @@ class Steps:
         fed: Inputs of each step.
         state: Variables before the first.
         in_tf32: Gives the tolerances of outputs and of variables that rounding to TF32 comes to on these steps; None where nobody can.
+        rough: Gives what rough functions come to on them; None where nobody can.
         known: Tolerances of variables, by precision.
     """
 
@@ -137,25 +138,54 @@ class Steps:
     fed: Sequence[Arrays]
     state: Arrays
     in_tf32: Callable[[], tuple[dict[str, float], dict[str, float]]] | None
+    rough: Callable[[], Roughness] | None
     known: dict[Precision, dict[str, float]] = field(default_factory=dict)
 
     @cached_property
     def _in_tf32(self) -> tuple[dict[str, float], dict[str, float]]:
         return ({}, {}) if self.in_tf32 is None else self.in_tf32()
 
-    def carried(self, expected: Arrays, precision: Precision, *, moved: bool) -> Iterator[dict[str, float]]:
-        """Yields tolerances of the outputs of the last step, as `compare` takes them, each to be asked for where those before do not do:
-        none, what inputs or variables that are moved come to, if wanted, and in TF32 what rounding comes to on these very inputs."""
+    @cached_property
+    def _roughness(self) -> Roughness | None:
+        try:
+            return None if self.rough is None else self.rough()
+        except EngineError:  # what runs with rewriting need not do so without
+            return None
+
+    def compared(
+        self,
+        compared: Callable[..., ModelComparison],
+        expected: Arrays,
+        precision: Precision,
+        *held: Running,
+        moved: bool,
+    ) -> ModelComparison:
+        """Compares with the first of what may be expected, and of its tolerances, with which that passes, or else with the last."""
+        for right, carried in self._allowed(expected, precision, moved=moved):
+            found = compared(right, precision, *held, carried=carried)
+            if found.passed:
+                break
+        return found
+
+    def _allowed(
+        self, expected: Arrays, precision: Precision, *, moved: bool
+    ) -> Iterator[tuple[Arrays, dict[str, float]]]:
+        """Yields outputs that the last step should give, and tolerances, as `compare` takes them, each to be asked for where others do not
+        do: none, what inputs or variables that are moved come to, if wanted, in TF32 what rounding comes to on these very inputs, and what
+        rough functions come to."""
         found: dict[str, float] = {}
-        yield found
+        yield expected, found
         if moved:
             again = partial(moved_outputs, self.truth, self.fed, self.state)
             found = output_tolerances(
                 self.state if len(self.fed) > 1 else self.fed[-1], expected, again, precision=precision
             )
-            yield found
+            yield expected, found
         if precision is Precision.TF32:
-            yield _most(found, self._in_tf32[0])
+            found = _most(found, self._in_tf32[0])
+            yield expected, found
+        if (rough := self._roughness) is not None:
+            yield rough.settled(expected, 0), _most(found, rough.of_outputs())
 
     def learned(
         self,
@@ -184,6 +214,9 @@ class Steps:
         if not found.passed and precision is Precision.TF32:
             known[precision] = _most(known[precision], self._in_tf32[1])
             found = compare_state(mine, after, known[precision], state)
+        if not found.passed and (rough := self._roughness) is not None:
+            after, known = rough.settled(after, 1), {precision: _most(known[precision], rough.of_variables())}
+            found = compare_state(mine, after, known[precision], state)
         if names := [one.name for one in found.outputs if not one.passed and one.needed < ANY_FINITE and not one.exact]:
             names = undetermined(state, after, stepped, names, precision=precision)
             known[precision] |= dict.fromkeys(names, ANY_FINITE)
@@ -191,16 +224,6 @@ class Steps:
         # What passes although it is half its size away was hardly compared: the user is told.
         leave_out([one.name for one in found.outputs if one.passed and one.needed >= DECIDES])
         return found
-
-
-def widened(compared: Callable[..., ModelComparison], tolerances: Iterator[Mapping[str, float]]) -> ModelComparison:
-    """Compares with the first of these tolerances with which that passes, or else with the last."""
-    found = compared(carried=next(tolerances))
-    for carried in () if found.passed else tolerances:
-        found = compared(carried=carried)
-        if found.passed:
-            break
-    return found
 
 
 def _most(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

@@ -56,6 +56,16 @@ def test_only_a_bench_is_told_what_is_compared() -> None:
             r"Trainer has no keyword 'tune'",
         ),
         (lambda: msplit.prepare(SAMPLE, zzz=1), r"it has: variant, .*streams"),
+        (lambda: msplit.prepare(SAMPLE, capture="no"), r"capture is 'no'\n  fix: give True or False"),
+        (lambda: msplit.prepare(SAMPLE, shapes=[1]), r"shapes: \[1\] is no dictionary"),
+        (lambda: msplit.prepare(SAMPLE, device=5), "device: 5 is no text"),
+        (lambda: msplit.pool(SAMPLE, device=5), "device: 5 is no text"),
+        (lambda: msplit.bench(SAMPLE, engine=5), "engine: 5 is no text"),
+        (lambda: msplit.build(SAMPLE, "x", devices=1), "devices: 1 is no list"),
+        (lambda: msplit.load(SAMPLE, outputs=5), "outputs: 5 is no list"),
+        (lambda: msplit.load(SAMPLE, outputs="y"), "outputs: 'y' is no list"),
+        (lambda: msplit.load(SAMPLE, tags="serve"), "tags: 'serve' is no list"),
+        (lambda: msplit.load(SAMPLE, signature=1), "signature: 1 is no text"),
     ],
 )
 def test_a_wrong_keyword_is_told_with_the_one_that_is_near(call: Any, said: str) -> None:

@@ -62,6 +62,17 @@ def test_what_analyze_says_to_run_next_runs_and_predicts_the_same(
     assert (tmp_path / "my model.streams.pb").exists()
 
 
+@pytest.mark.tf
+def test_what_can_not_be_built_is_not_said_to_be() -> None:
+    """What the host runs is served from the model; what trains is neither built nor served."""
+    text = fine("analyze", SAMPLES / "keras_lookup", "--engine", "cuda").out
+    assert f"msplit serve {SAMPLES / 'keras_lookup'}" in text
+    assert "msplit build" not in text
+    trains = fine("analyze", SAMPLES / "training.meta", "--engine", "cuda").out
+    assert "It can be trained, not built or served: a step changes variables (" in " ".join(trains.split())
+    assert "msplit serve" not in trains
+
+
 def test_a_shape_is_asked_for_only_where_one_is_open() -> None:
     settled = fine("analyze", SAMPLES / "feature_columns", "--batch", "64").out
     assert "may settle it" not in settled

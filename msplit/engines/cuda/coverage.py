@@ -28,7 +28,7 @@ from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, ref
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.opset.traits import VARIABLES
+from msplit.opset.traits import BEGINS, ITERATORS, VARIABLES, written
 from msplit.shapes import Shapes, infer
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Coverage:
         refused: What else the engine's build refuses -> the places, such as a loop whose turns only the run knows.
         unbuilt: Why the build was not tried, or "" where it was, or where nothing in the graph asks for it.
         uncaptured: Op -> names of what a build leaves in the way of a capture: shapes that depend on values. None where none was tried.
+        sized: Values that the host makes, and whose sizes depend on values: steps take one size of each.
+        writes: Nodes that change variables: neither a build nor requests may have any.
     """
 
     covered: dict[str, int]
@@ -77,6 +79,8 @@ class Coverage:
     refused: dict[str, list[str]] = field(default_factory=dict)
     unbuilt: str = ""
     uncaptured: dict[str, list[str]] | None = None
+    sized: Sequence[str] = ()
+    writes: Sequence[str] = ()
 
     @property
     def of_host(self) -> list[str]:
@@ -96,9 +100,19 @@ class Coverage:
             found = [f"Its steps can run launch by launch only: {BY_VALUES}: {_some(self.uncaptured)}. {fix}."]
         else:
             found = ["Its steps can be captured as one CUDA graph."]
-        if ops := self.of_host:
+        if self.writes:
+            found.append(
+                f"It can be trained, not built or served: a step changes variables ({_some_of([*self.writes])})."
+            )
+        elif ops := self.of_host:
             more = f" and {len(ops) - OPS_TOLD} more ops" if len(ops) > OPS_TOLD else ""
             found.append(f"It can be served, not built: the host runs {', '.join(ops[:OPS_TOLD])}{more}.")
+        if self.sized:
+            found.append(
+                f"The size of {_some_of([*self.sized])}, which the host makes, depends on values, as far as is known: a step takes the "
+                "size that it was prepared with, and refuses inputs of which another comes. In the model, pad it to one size; or feed it: "
+                "--part inputs=."
+            )
         return found
 
     @property
@@ -144,17 +158,13 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
     partition = divide(raised, shapes)
     effects = unknown_effects(flat, partition)
     controlled = any(flat.graph.ops[node] in FUNCTIONAL or flat.graph.ops[node] in LISTS for node in partition.device)
-    refused: dict[str, list[str]] = {}
     unbuilt, built = "", None
     if build is False:
         unbuilt = "nobody asked for it"
     elif controlled or build:
         built, unbuilt = _built(raised, partition, shapes(), bool(build))
-        for problem in built.refused if built else ():
-            refused.setdefault(problem.what, []).append((problem.where or "").removeprefix("node "))
-    uncaptured: dict[str, list[str]] = {}
-    for left in built.by_values if built else ():
-        uncaptured.setdefault(left.op, []).append(left.name)
+    told, uncaptured, sized = _told(built)
+    refused = {**told, **_not_begun(flat, partition.host)}
     unable = {*partition.missing, *partition.unplaceable}
     covered: dict[str, int] = {}
     dynamic: dict[str, list[str]] = {}
@@ -174,8 +184,38 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
         effects,
         refused,
         unbuilt if controlled or build else "",
-        uncaptured if built else None,
+        uncaptured,
+        sized,
+        _writers(whole),
     )
+
+
+def _writers(flat: FlatGraph) -> list[str]:
+    """Nodes that change variables."""
+    return [name for name, op in zip(flat.graph.names, flat.graph.ops, strict=True) if written(op)]
+
+
+def _told(built: DryRun | None) -> tuple[dict[str, list[str]], dict[str, list[str]] | None, Sequence[str]]:
+    """Gives what a build refuses, what it leaves in the way of a capture (None where none was tried), and what has one size."""
+    refused: dict[str, list[str]] = {}
+    if built is None:
+        return refused, None, ()
+    for problem in built.refused:
+        refused.setdefault(problem.what, []).append((problem.where or "").removeprefix("node "))
+    uncaptured: dict[str, list[str]] = {}
+    for left in built.by_values:
+        uncaptured.setdefault(left.op, []).append(left.name)
+    return refused, uncaptured, built.sized
+
+
+def _not_begun(flat: FlatGraph, nodes: Sequence[int]) -> dict[str, list[str]]:
+    """Refuses iterators that some nodes take data from, and that nothing in the file begins."""
+    graph, model = flat.graph, flat.model.graph
+    read = {source for node in nodes for source, _ in graph.inputs(node) if graph.ops[source] in ITERATORS}
+    before = model.ancestors([model.index[name] for name in flat.model.init_ops if name in model.index]) if read else ()
+    begun = any(op == BEGINS for op, runs in zip(model.ops, before, strict=False) if runs)
+    what = "it takes its data from an iterator, and nothing in the file says what it goes over"
+    return {} if begun or not read else {what: [graph.names[node] for node in sorted(read)]}
 
 
 def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) -> tuple[DryRun | None, str]:

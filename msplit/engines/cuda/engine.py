@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,8 @@ from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.runtime.executables import Compiled
+    from msplit.engines.cuda.runtime.executables import Compiled, LoneStep
+    from msplit.engines.cuda.runtime.host import StepCounter
     from msplit.engines.cuda.search import (
         CompiledVariant,
         CompiledVariants,
@@ -37,6 +39,7 @@ __all__ = [
     "CompiledVariant",
     "CompiledVariants",
     "CudaEngine",
+    "LoneStep",
     "Opened",
     "Packed",
     "Restored",
@@ -191,10 +194,12 @@ class CudaEngine(Engine):
                     found.append({name: np.array(value) for name, value in executable.step(feeds).items()})
         return found
 
-    def try_steps(self, job: Job, fed: Sequence[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
+    def try_steps(
+        self, job: Job, fed: Sequence[Arrays], state: Arrays, *, rough: int | None = None
+    ) -> tuple[Arrays, Arrays]:
         """Takes steps one behind the other, from the values of variables in `state`, in a way that `try_out` has: gives the outputs of the
-        last, and the variables after it."""
-        with self._apart(job) as (executable, rounding):
+        last, and the variables after it. `rough` is the seed of `RoughFunctions`, in place of that way."""
+        with self._apart(job, rough) as (executable, rounding):
             if state:
                 executable.load_state(state)
             outputs: Arrays = {}
@@ -204,16 +209,20 @@ class CudaEngine(Engine):
             return outputs, executable.save_state() if state else {}
 
     @contextmanager
-    def _apart(self, job: Job) -> Iterator[tuple[Executable, Callable[[], AbstractContextManager[object]]]]:
-        """An executable of which nothing that is compiled for it is kept, and the block in which its steps round, if it is to `emulate`."""
+    def _apart(
+        self, job: Job, rough: int | None = None
+    ) -> Iterator[tuple[Executable, Callable[[], AbstractContextManager[object]]]]:
+        """An executable of which nothing that is compiled for it is kept, and the block in which its steps round, if it is to `emulate`, or
+        are rough."""
         with starting_pytorch():
             from msplit.engines.cuda.compile import compile_apart
-            from msplit.engines.cuda.runtime.executables import RoundedProducts, executable_of
+            from msplit.engines.cuda.runtime.executables import RoughFunctions, RoundedProducts, executable_of
 
         compiled = compile_apart(job)
         executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.precision.ieee)
         try:
-            yield executable, RoundedProducts if job.options.emulate and job.precision.ieee else nullcontext
+            rounding = RoundedProducts if job.options.emulate and job.precision.ieee else nullcontext
+            yield executable, rounding if rough is None else partial(RoughFunctions, rough)
         finally:
             executable.close()
 

@@ -8,8 +8,11 @@ other and with the model; only what fits becomes an array.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -27,13 +30,16 @@ from msplit.serving.server.tensors import Refusal, invalid
 
 MOST_FIELDS = 1 << 16
 """Fields of a message, values left out. No model has as many inputs and outputs."""
+_APART = 1 << 12
+"""Places that are kept apart, which is faster, before those that follow each other become one."""
 _MOST_REST = 1 << 20
 """Bytes of names, shapes and parameters."""
 _AT_ONCE = 1 << 18
 """Bytes of numbers of changing length that are decoded at once, which takes up to thirty times as many."""
 
 Span = tuple[int, int, int, int]
-"""Number of a field, its wire type, and where its value begins and ends."""
+"""Number of a field, its wire type, and where its value begins and ends; or, of several fields of that number one behind the other, minus
+how many there are, and where the first begins and the last ends."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,35 @@ class Input:
             raise invalid(f"input {self.name}: {problem.what.replace('a constant', 'the tensor')}") from None
 
 
+def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Fields of a message: number, wire type, where each begins, and where its value begins and ends.
+
+    Raises:
+        NotWireFormat: It is damaged.
+        IndexError, KeyError: So it is.
+    """
+    while position < end:
+        begin, tag, position = position, data[position], position + 1
+        if tag > 0x7F:
+            tag, position = protos.varint(data, begin, end)
+        number, kept_as = tag >> 3, tag & 7
+        start = position
+        if kept_as == wire.LENGTH:
+            length, start = data[position], position + 1
+            if length > 0x7F:
+                length, start = protos.varint(data, position, end)
+            position = start + length
+        elif kept_as == wire.VARINT:
+            _, position = protos.varint(data, position, end)
+        else:
+            position += _FIXED[kept_as]
+        if position > end or not number:
+            raise protos.NotWireFormat
+        yield number, kept_as, begin, start, position
+
+
 def apart(
-    data: bytes, span: Span | None, values: Collection[int], kind: str, most: int = MOST_FIELDS
+    data: bytes, span: Span | None, values: Collection[int], kind: str, most: int = MOST_FIELDS, *, joined: bool = False
 ) -> tuple[bytes, list[Span]]:
     """Takes a message apart without going into its fields.
 
@@ -94,6 +127,7 @@ def apart(
         values: Numbers of the fields that are to stay where they are.
         kind: Name of it in messages.
         most: Most fields that it may have.
+        joined: Have one place for fields of a number that follow each other: values that are not packed are millions of fields.
 
     Returns:
         All other fields, as a message; and where those that stay are.
@@ -102,31 +136,18 @@ def apart(
         Refusal: It is damaged, or has more fields, or more bytes beside values, than any request needs.
     """
     position, end = (0, len(data)) if span is None else span[2:]
-    rest, found, left = list[bytes](), list[Span](), most
+    rest, found, left, first = list[bytes](), list[Span](), most, 0
     try:
         if span is not None and span[1] != wire.LENGTH:
             raise protos.NotWireFormat
-        while position < end:
-            begin, tag, position = position, data[position], position + 1
-            if tag > 0x7F:
-                tag, position = protos.varint(data, begin, end)
-            number, kept_as = tag >> 3, tag & 7
-            start = position
-            if kept_as == wire.LENGTH:
-                length, start = data[position], position + 1
-                if length > 0x7F:
-                    length, start = protos.varint(data, position, end)
-                position = start + length
-            elif kept_as == wire.VARINT:
-                _, position = protos.varint(data, position, end)
+        for number, kept_as, begin, start, stop in _fields(data, position, end):
+            if number not in values:
+                rest.append(data[begin:stop])
+            elif joined and len(found) >= _APART and found[-1][0] == number and found[-1][3] == begin:
+                found[-1] = (number, min(found[-1][1], -1) - 1, first, stop)
             else:
-                position += _FIXED[kept_as]
-            if position > end or not number:
-                raise protos.NotWireFormat
-            if number in values:
-                found.append((number, kept_as, start, position))
-            else:
-                rest.append(data[begin:position])
+                found.append((number, kept_as, start, stop))
+                first = begin
             left -= 1
             if left < 0:
                 raise invalid(f"what came has more than {most:,} fields in its {kind}")
@@ -135,6 +156,21 @@ def apart(
     if sum(map(len, rest)) > _MOST_REST:
         raise invalid(f"what came has more than {_MOST_REST:,} bytes beside values in its {kind}")
     return b"".join(rest), found
+
+
+def _each(data: bytes, spans: Sequence[Span]) -> Iterable[tuple[int, int, int]]:
+    """Wire type of each value, and where it begins and ends."""
+    if min(map(itemgetter(1), spans), default=0) >= 0:
+        return [span[1:] for span in spans]
+    return _each_of_many(data, spans)
+
+
+def _each_of_many(data: bytes, spans: Iterable[Span]) -> Iterator[tuple[int, int, int]]:
+    for _, kept_as, begin, end in spans:
+        if kept_as >= 0:
+            yield kept_as, begin, end
+        else:
+            yield from ((kind, start, stop) for _, kind, _, start, stop in _fields(data, begin, end))
 
 
 _FIXED = {wire.FIXED64: 8, wire.FIXED32: 4}
@@ -322,7 +358,7 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
     Raises:
         Refusal: It has no type that arrays have, or does not say its shape, or its values are where none of its type belong.
     """
-    rest, found = apart(data, span, _ALL_VALUES, f"TensorProto of input {name}", most + _SPARE)
+    rest, found = apart(data, span, _ALL_VALUES, f"TensorProto of input {name}", most + _SPARE, joined=True)
     proto = parsed(messages.TensorProto, rest)
     dtype = tensors.dtype_of(proto.dtype)
     if dtype is None:
@@ -330,17 +366,26 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
     if proto.tensor_shape.unknown_rank:
         raise invalid(f"input {name} does not say its shape")
     shape = _shape([dim.size for dim in proto.tensor_shape.dim], name)
-    used = sorted({span[0] for span in found if span[3] > span[2] or span[0] == _VALUES["object"]})
+    text = _VALUES["object"]
+    used = sorted(
+        {one[0] for one in found if one[0] == text or any(stop > start for _, start, stop in _each(data, [one]))}
+    )
     own = _VALUES.get(tensors.name_of(dtype), _FLOAT8)
     if len(used) > 1 or not {own, _CONTENT}.issuperset(used):
         fields = ", ".join([messages.TensorProto.DESCRIPTOR.fields_by_number[number].name for number in used])
         raise invalid(f"input {name} is {dtype.name}, and its values are in {fields}")
     if used == [_CONTENT]:
-        return _content(data, [span for span in found if span[0] == _CONTENT][-1], name, dtype, shape)
+        return _content(data, _last(data, found, _CONTENT), name, dtype, shape)
     listed = [span for span in found if span[0] == own]
-    if own == _FLOAT8:  # bytes, of which protobuf keeps the last
-        listed = listed[-1:]
+    if own == _FLOAT8 and listed:
+        listed = [_last(data, listed, own)]
     return _listed(data, listed, name, dtype, shape, fills=True)
+
+
+def _last(data: bytes, spans: Iterable[Span], number: int) -> Span:
+    """The last of the fields of a number, which is the one that protobuf keeps of bytes."""
+    ((kept_as, start, end),) = deque(_each(data, [span for span in spans if span[0] == number]), 1)
+    return number, kept_as, start, end
 
 
 def array_of(proto: Any, name: str) -> NDArray[Any]:
@@ -413,7 +458,7 @@ def of_infer(data: bytes, tensor: Any, contents: Sequence[Span], raw: Span | Non
     if own is None:
         raise invalid(f"input {name} is {tensor.datatype}, which goes into raw_input_contents only")
     kind = f"InferTensorContents of input {name}"
-    found = [span for part in contents for span in apart(data, part, range(1, 9), kind, most + _SPARE)[1]]
+    found = [span for part in contents for span in apart(data, part, range(1, 9), kind, most + _SPARE, joined=True)[1]]
     if any(span[0] != own for span in found):
         raise invalid(f"input {name} is {tensor.datatype}, and has contents of another type")
     return _listed(data, found, name, dtype, shape)
@@ -421,17 +466,21 @@ def of_infer(data: bytes, tensor: Any, contents: Sequence[Span], raw: Span | Non
 
 def _raw_strings(data: bytes, raw: Span, name: str, shape: tuple[int, ...]) -> Input:
     """Strings, each behind its length in four bytes."""
-    wanted, spans = math.prod(shape), list[Span]()
-    _, _, position, end = raw
-    while position < end:
-        start = position + 4
-        position = start + int.from_bytes(data[position:start], "little")
-        if max(start, position) > end:
-            raise invalid(f"input {name} has strings whose lengths do not fit the {end - raw[2]:,} bytes that came")
-        spans.append((0, wire.LENGTH, start, position))
-        if len(spans) > wanted:
-            raise invalid(f"input {name} is said to be BYTES {list(shape)}, and more strings came")
-    return _listed(data, spans, name, np.dtype(object), shape)
+    wanted, (_, _, begin, end) = math.prod(shape), raw
+
+    def each() -> Iterator[bytes]:
+        position = begin
+        while position < end:
+            start = position + 4
+            position = start + int.from_bytes(data[position:start], "little")
+            if max(start, position) > end:
+                raise invalid(f"input {name} has strings whose lengths do not fit the {end - begin:,} bytes that came")
+            yield data[start:position]
+
+    count = sum(1 for _ in islice(each(), wanted + 1))
+    if count > wanted:
+        raise invalid(f"input {name} is said to be BYTES {list(shape)}, and more strings came")
+    return Input(name, np.dtype(object), shape, count, lambda: np.fromiter(each(), object, count))
 
 
 # --- Values
@@ -446,15 +495,14 @@ def _content(data: bytes, span: Span, name: str, dtype: np.dtype[Any], shape: tu
     if dtype.hasobject:
         return Input(name, dtype, shape, count, lambda: protos.string_array(data[start:end], count))
     of_any = None if dtype.kind == "b" else (start, end)
-    return Input(name, dtype, shape, count, lambda: _of_bytes(_joined(data, [span]), dtype, name), span=of_any)
-
-
-def _joined(data: bytes, spans: Sequence[Span]) -> NDArray[np.uint8]:
-    """The bytes of these spans, one behind the other. NumPy copies a long one while other threads run."""
-    if len(spans) != 1:
-        return np.frombuffer(b"".join([data[start:end] for _, _, start, end in spans]), np.uint8)
-    _, _, start, end = spans[0]
-    return np.frombuffer(data, np.uint8, end - start, start).copy()
+    return Input(
+        name,
+        dtype,
+        shape,
+        count,
+        lambda: _of_bytes(np.frombuffer(data, np.uint8, end - start, start).copy(), dtype, name),
+        span=of_any,
+    )
 
 
 def _of_bytes(values: NDArray[np.uint8], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
@@ -470,22 +518,38 @@ def _listed(
 ) -> Input:
     """Values that are listed one by one, packed or not."""
     own = wire.LENGTH if dtype.hasobject else _WIRE_TYPES.get(tensors.name_of(dtype), wire.VARINT)
-    if not {own, wire.LENGTH}.issuperset(span[1] for span in spans):
-        raise invalid(f"input {name} has values that are no {dtype.name}")
+    places = _each(data, spans)
     if dtype.hasobject:
-        return Input(name, dtype, shape, len(spans), lambda: _strings(data, spans), fills)
+        kinds = Counter(map(itemgetter(0), places))
+        if kinds.keys() - {own}:
+            raise invalid(f"input {name} has values that are no {dtype.name}")
+
+        def texts() -> NDArray[Any]:
+            found = places if isinstance(places, list) else _each(data, spans)
+            return np.fromiter([data[start:end] for _, start, end in found], object, kinds[own])
+
+        return Input(name, dtype, shape, kinds[own], texts, fills)
     unit, varints = _FIXED.get(own, 1), own == wire.VARINT
-    if any(data[end - 1] > 0x7F if varints else (end - start) % unit for _, _, start, end in spans if end > start):
-        raise invalid(f"input {name} has a part of a {dtype.name} among its values")
+    several, one_part = bytearray(), len(spans) == 1 and spans[0][1] >= 0
+    for kept_as, start, end in places:
+        if kept_as not in (own, wire.LENGTH):
+            raise invalid(f"input {name} has values that are no {dtype.name}")
+        if end > start and (data[end - 1] > 0x7F if varints else (end - start) % unit):
+            raise invalid(f"input {name} has a part of a {dtype.name} among its values")
+        if not one_part:
+            several += data[start:end]
+    _, _, start, end = spans[0] if one_part else (0, 0, 0, len(several))
+    numbers = np.frombuffer(data if one_part else several, np.uint8, end - start, start)
     if not varints:
-        count, over = divmod(sum([span[3] - span[2] for span in spans]), dtype.itemsize)
+        count, over = divmod(end - start, dtype.itemsize)
         if over:
             raise invalid(f"input {name} has a part of a {dtype.name} among its values")
-        whole = spans[0][2:] if len(spans) == 1 and count == math.prod(shape) else None
-        return Input(name, dtype, shape, count, lambda: _joined(data, spans).view(dtype), fills, whole)
-    numbers = _joined(data, spans)
+        whole = (start, end) if one_part and count == math.prod(shape) else None
+        return Input(
+            name, dtype, shape, count, lambda: (numbers.copy() if one_part else numbers).view(dtype), fills, whole
+        )
     pieces = range(0, len(numbers), _AT_ONCE)
-    count = sum(int(np.count_nonzero(numbers[start : start + _AT_ONCE] < 0x80)) for start in pieces)
+    count = sum(int(np.count_nonzero(numbers[place : place + _AT_ONCE] < 0x80)) for place in pieces)
     return Input(name, dtype, shape, count, lambda: _varints(numbers, count, name, dtype), fills)
 
 
@@ -495,12 +559,6 @@ _WIRE_TYPES = {
     "float8_e5m2fnuz": wire.LENGTH, "float4_e2m1fn": wire.LENGTH,
 }  # fmt: skip
 """Wire type of listed values, for types that are not varints."""
-
-
-def _strings(data: bytes, spans: Sequence[Span]) -> NDArray[Any]:
-    array = np.empty(len(spans), object)
-    array[:] = [data[start:end] for _, _, start, end in spans]
-    return array
 
 
 def _varints(numbers: NDArray[np.uint8], count: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:

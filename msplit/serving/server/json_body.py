@@ -131,8 +131,8 @@ def _elements(text: bytes | bytearray) -> list[Any]:
 def _loaded(text: bytes | bytearray) -> Any:
     try:
         return loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise malformed(problem or "nested too deeply") from None
+    except ValueError as problem:
+        raise malformed(problem) from None
 
 
 def _commas(data: bytes | bytearray, start: int, end: int) -> Iterator[NDArray[np.int64]]:

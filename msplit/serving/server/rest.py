@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -142,10 +142,12 @@ async def _predict(call: HttpCall) -> Any:
     data = await call.body()
 
     def read() -> InferenceRequest:
+        nonlocal data
         body = json_body.read(data)
         signature = version.signature(body.signature)
         feeds = json_body.feeds(body, signature.pool.inputs)
-        return InferenceRequest(body, version, signature, feeds, timeout=call.context.timeout)
+        data = bytearray()  # the step has memory of its own
+        return InferenceRequest(replace(body, values=None), version, signature, feeds, timeout=call.context.timeout)
 
     def write(request: InferenceRequest, outputs: Arrays) -> bytes:
         return json_body.answer(outputs, rows=request.said.rows)
@@ -218,7 +220,9 @@ async def _infer(call: HttpCall) -> Any:
     data = await call.body()
 
     def read() -> InferenceRequest:
+        nonlocal data
         request, feeds = json_body.read_open(data)
+        data = bytearray()
         return service.open_request(call.context, version, request, feeds)
 
     def write(request: InferenceRequest, outputs: Arrays) -> bytes:

@@ -28,6 +28,7 @@ from msplit.errors import (
     MsplitError,
     ProcessLost,
     TimedOut,
+    WrongShape,
 )
 from msplit.formats import tensors as protos
 from msplit.serving.server import messages
@@ -107,6 +108,10 @@ _CODES: tuple[tuple[type[EngineError], StatusCode], ...] = (
     (DeviceLost, StatusCode.UNAVAILABLE),
     (ProcessLost, StatusCode.UNAVAILABLE),
     (InvalidInput, StatusCode.INVALID_ARGUMENT),
+    (
+        WrongShape,
+        StatusCode.INVALID_ARGUMENT,
+    ),  # of what the host makes of a request's values; its own shapes are compared before
 )
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
-from msplit.errors import EngineError
+from msplit.errors import EngineError, WrongShape
 from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.report.analysis import _coverage_note
+from msplit.serving.server import tensors
 from msplit.shapes import infer
 from msplit.verify.compare import compare
 from tests.engines.cuda import cases
@@ -387,6 +388,52 @@ def test_what_is_said_is_what_happens(model, tmp_path):
     for one in (feeds, others):
         assert compare(executable.step(one), cases.outputs_of_tensorflow(flat, one)).passed
     executable.close()
+
+
+def test_what_takes_one_size_of_the_hosts_values_says_so_and_refuses_others(tmp_path):
+    """Words of a text, padded to the longest: a step has room for as many as it was prepared with."""
+    tf = importlib.import_module("tensorflow")
+    table = tf.Variable(weights(20, 4))
+
+    def call(text):
+        ids = tf.strings.to_hash_bucket_fast(tf.strings.split(text), 20)
+        return {"y": tf.reduce_sum(tf.gather(table, ids.to_tensor()), 1)}
+
+    flat = saved(tf, tmp_path / "model", call, [table], text=("string", [None]))
+    feeds, longer = ({"text": np.array([b"a b", b"c" + b" d" * more], object)} for more in (1, 4))
+    said, found, words = told(flat, feeds)
+    does, executable, _ = built(flat, feeds)
+    assert (said, does) == (CAPTURED, CAPTURED)
+    (name,) = found.sized
+    assert f"The size of {name}, which the host makes, depends on values" in words
+    assert compare(executable.step(feeds), cases.outputs_of_tensorflow(flat, feeds)).passed
+    with pytest.raises(
+        WrongShape, match=r"with these values .* is int64 \(2, 5\), and steps are prepared for \(2, 2\)"
+    ) as caught:
+        executable.step(longer)
+    executable.close()
+    assert name in caught.value.what
+    assert caught.value.fix
+    assert name in caught.value.fix
+    assert tensors.refusal(caught.value, ran=True).code is tensors.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_iterator_that_a_program_begins_is_told(begun, tmp_path):
+    tf = importlib.import_module("tensorflow")
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    with graph.as_default():
+        iterator = v1.data.make_initializable_iterator(
+            tf.data.Dataset.from_tensors(np.ones((2, 4), np.float32)).repeat()
+        )
+        tf.identity(tf.tanh(iterator.get_next()), name="y")
+        if begun:
+            v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, tf.group(iterator.initializer))
+        v1.train.export_meta_graph(str(tmp_path / "m.meta"))
+    flat = flatten(read(tmp_path / "m.meta", outputs=["y:0"]))
+    said = "it takes its data from an iterator, and nothing in the file says what it goes over (Iterator"
+    assert any(reason.startswith(said) for reason in cover(flat, build=True).reasons) is not begun
 
 
 @pytest.mark.parametrize(

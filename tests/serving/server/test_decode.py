@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -105,6 +107,68 @@ def test_parts_of_contents_are_one_and_need_not_be_packed() -> None:
         assert found["x"].tolist() == [[1, 2]]
     unpacked = b"".join(varint(7 << 3) + varint(value) for value in (1, 200))
     assert PREDICTS(predict(u=proto(4, [2], unpacked))).feeds(INTS)["u"].tolist() == [1, 200]
+
+
+COUNT = 30_000
+FLOATS = np.arange(COUNT, dtype="<f4")
+TEXT = b"\x2e" + b"a" * 46
+UNPACKED = {
+    "float_val": (
+        PREDICTS,
+        predict(x=proto(1, [COUNT], b"".join(b"\x2d" + one.tobytes() for one in FLOATS))),
+        "float32",
+    ),
+    "chunks": (
+        PREDICTS,
+        predict(x=proto(1, [COUNT], b"".join(b"\x2a\4" + one.tobytes() for one in FLOATS))),
+        "float32",
+    ),
+    "uint32_val": (PREDICTS, predict(x=proto(22, [COUNT], b"\x80\1\7" * COUNT)), "uint32"),
+    "string_val": (PREDICTS, predict(x=proto(7, [COUNT], (b"\x42" + TEXT) * COUNT)), "object"),
+    "no tensor_content": (
+        PREDICTS,
+        predict(x=proto(1, [COUNT], b"\x22\0" * COUNT + field(5, FLOATS.tobytes()))),
+        "float32",
+    ),
+    "fp32_contents": (
+        INFERS,
+        infer(b"x", b"FP32", [COUNT], field(5, b"".join(b"\x35" + one.tobytes() for one in FLOATS))),
+        "float32",
+    ),
+    "bytes_contents": (INFERS, infer(b"x", b"BYTES", [COUNT], field(5, (b"\x42" + TEXT) * COUNT)), "object"),
+    "raw": (INFERS, infer(b"x", b"BYTES", [COUNT], raw=(TEXT[:1] + bytes(3) + TEXT[1:]) * COUNT), "object"),
+}
+
+
+@pytest.mark.parametrize("way", UNPACKED)
+def test_a_value_takes_no_more_memory_for_being_a_field_of_its_own(way: str) -> None:
+    read, data, dtype = UNPACKED[way]
+    tracemalloc.start()
+    try:
+        found = read(data).feeds({"x": Port(dtype, (None,), most=COUNT)})["x"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    wanted = {"object": np.full(COUNT, TEXT[1:], object), "uint32": np.full(COUNT, 7, np.uint32)}.get(dtype, FLOATS)
+    np.testing.assert_array_equal(found, wanted)
+    assert peak < 2 * len(data) + (1 << 21)  # beside the request itself; that of a piece of numbers, which has one size
+
+
+@settings(max_examples=examples(60, 1000), deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 1 << 40), max_size=3)), max_size=8), st.integers(1, 4))
+def test_packed_values_and_others_are_read_as_protobuf_reads_them(
+    parts: list[tuple[bool, list[int]]], kept_apart: int
+) -> None:
+    for number, kind, own in ((10, 9, "int64_val"), (17, 23, "uint64_val")):
+        values = b"".join(
+            field(number, b"".join(map(varint, part))) if packs else b"".join(field(number, one) for one in part)
+            for packs, part in parts
+        )
+        wanted = getattr(messages.TensorProto.FromString(values), own)
+        data = predict(x=proto(kind, [len(wanted)], values))
+        ports = {"x": Port(own.removesuffix("_val"), (None,))}
+        with patch.object(decode, "_APART", kept_apart):
+            assert PREDICTS(data).feeds(ports)["x"].tolist() == list(wanted)
 
 
 def test_a_long_name_is_cut_before_it_is_looked_at() -> None:

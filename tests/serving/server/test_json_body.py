@@ -181,6 +181,9 @@ def test_what_is_wrong_in_a_long_list_is_told(long: str, said: str) -> None:
         ('{"inputs": {"f": [[-1e39, 2]]}}', "larger numbers"),
         ('{"inputs": {"f": [[1e999, 2]]}}', "larger numbers"),
         ('{"inputs": {"f": [[1%s, 2]]}}' % ("0" * 400), "larger numbers"),
+        ('{"inputs": {"f": [[1%s, 2]]}}' % ("0" * 5000), "JSON Parse error: a number has more digits than any type"),
+        ('{"inputs": {"f": ' + "[" * 3000 + "1" + "]" * 3000 + "}}", "JSON Parse error: nested too deeply"),
+        ('{"inputs": {"f": [[1, 2]], "t": [{"b64": 5}]}}', "input 't': what is in 'b64' is no text"),
         ('{"inputs": {"f": [[true, 2]]}}', "true and false"),
         ('{"inputs": {"f": [[null, 2]]}}', "no plain numbers"),
         ('{"inputs": {"f": [[1, 2]], "i": [1.5]}}', "input 'i' is int8, the request has numbers with a fraction"),
@@ -196,7 +199,7 @@ def test_what_is_wrong_in_a_long_list_is_told(long: str, said: str) -> None:
     ],
 )
 def test_what_would_be_dropped_or_changed_is_refused(body: str, said: str) -> None:
-    ports = {**PORTS, "u": Port("uint8", (None,)), "l": Port("int64", (None,))}
+    ports = {**PORTS, "u": Port("uint8", (None,)), "l": Port("int64", (None,)), "t": Port("object", (None,))}
     with pytest.raises(Refusal, match=re.escape(said)):
         json_body.feeds(json_body.read(body.encode()), ports)
 

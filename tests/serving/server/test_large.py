@@ -7,6 +7,7 @@ import base64
 import json
 import re
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -243,6 +244,33 @@ def test_what_the_model_takes_is_answered(service: Service, name: str) -> None:
             json.loads(said)["outputs"]["sum"][0] if name == "columns" else json.loads(said)["predictions"][0]["sum"]
         )
     assert found == total
+
+
+@pytest.mark.parametrize("path", ["/v1/models/wide:predict", "/v2/models/wide/infer"])
+def test_a_body_is_given_back_before_its_step(path: str) -> None:
+    width, held = 1 << 17, list[int]()
+
+    def summed(feeds: Any) -> Any:
+        held.append(tracemalloc.get_traced_memory()[0])
+        return {"sum": feeds["x"].sum(1, dtype=np.float64)}
+
+    ports = Ports({"x": np.dtype(np.float32)}, {1: {"x": (1, width)}}, ({"x": 1}, {"sum": 1}))
+    values = b"0.5000000000000," * (width - 1) + b"0.5"
+    body = b'{"inputs":[[%b]]}' % values
+    if path.startswith("/v2"):
+        body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":[%b]}]}' % (width, values)
+    about = About("wide", {"sum": Port("float64", (None,))}, (), (), {})
+    with Pool(ports, [(0, SimulatedSlot(StepSlot({1: summed}, ports)))], PoolSettings(groups=1), about) as pool:
+        only = signature_of(pool, None)
+        models = Models({"wide": {1: Version("wide", 1, {only.name: only})}})
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            status, said = asyncio.run(http(Service(models, Metrics(models)), path, body))
+        finally:
+            tracemalloc.stop()
+    assert (status, b"%d.0" % (width // 2) in said) == (200, True)
+    assert held[-1] - before < len(body)  # its values take a quarter of that, and so does the step's own copy
 
 
 # --- Answers

@@ -176,7 +176,7 @@ def _laid_like(result: torch.Tensor, value: NDArray[Any]) -> torch.Tensor:
 
 
 def _arguments(program: Program, step: KernelCall, values: Mapping[Key, torch.Tensor]) -> list[torch.Tensor]:
-    return [values[key] if key in values else program.constants[key] for key in step.inputs]
+    return [program.value(key, values, f"node {step.op.name}") for key in step.inputs]
 
 
 def static_slots(op: Op) -> frozenset[int]:

@@ -34,6 +34,9 @@ from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op
 from msplit.errors import EngineError
 
+REPORT = "please report this: it is a bug in msplit; run the model with another engine meanwhile (--engine tensorflow)"
+"""Remedy for faults of the engine itself."""
+
 ALIGNED = 16
 """Bytes: every variable begins at a multiple of it, since kernels of products and pointwise ops read 16 bytes at a time."""
 
@@ -119,7 +122,7 @@ class StateMemory:
         step = (self.tensors[names[1]].data_ptr() - first.data_ptr()) // first.element_size() if len(names) > 1 else 0
         for place, name in enumerate(names):
             if self.tensors[name].data_ptr() != first.data_ptr() + place * step * first.element_size():
-                raise EngineError(f"internal error: the variable {name} does not lie in its stack")
+                raise EngineError(f"internal error: the variable {name} does not lie in its stack", fix=REPORT)
         return torch.as_strided(first, (len(names), *first.shape), (step, *first.stride()))
 
     def lies_in(self, tensor: torch.Tensor) -> tuple[str, ...]:
@@ -274,7 +277,7 @@ class BufferCoverage:
         end = whole.start + whole.size
         inside = {one: name for one, name in self._written[op.inputs[0]].items() if whole.start <= one.start < end}
         if sum(one.size for one in inside) != whole.size:
-            raise EngineError(f"internal error: {op.name} joins what is not written yet", fix="please report this")
+            raise EngineError(f"internal error: {op.name} joins what is not written yet", fix=REPORT)
         return tuple(inside.values())
 
 
@@ -370,7 +373,24 @@ class Program:
 
     def results(self, values: Mapping[Key, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs that a run made, or that are constants."""
-        return {name: values[key] if key in values else self.constants[key] for name, key in self.fetches.items()}
+        return {name: self.value(key, values, f"output {name}") for name, key in self.fetches.items()}
+
+    def value(self, key: Key, values: Mapping[Key, torch.Tensor], reader: str) -> torch.Tensor:
+        """A value of a run, or a constant.
+
+        Raises:
+            EngineError: It is neither: nothing has made it yet, or its memory was let go.
+        """
+        found = values.get(key, self.constants.get(key))
+        if found is None:
+            step = self.producers().get(key)
+            name = f"value {key[1]} of op {key[0]}" if step is None else f"what {self.steps[step].op.name} makes"
+            raise EngineError(
+                f"internal error: {reader} needs {name}, which is not there: a wait is missing, or its memory was let go too early",
+                where=reader,
+                fix=REPORT,
+            )
+        return found
 
     def known_outputs(self) -> dict[str, NDArray[Any]]:
         """The outputs that are known, as arrays that the caller may change."""

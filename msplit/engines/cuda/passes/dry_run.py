@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import STEPS
+from msplit.engines.base import HANDED, STEPS
 from msplit.engines.cuda.frontend.functionalize import Raised
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.list_values import TooMany
@@ -43,11 +43,13 @@ class DryRun:
         refused: What it refuses, in the order of the graph; what follows from another refusal is left out.
         by_values: Ops that stand in the way of a capture, as `depends_on_values` has it.
         whole: Whether loops were followed to their ends.
+        sized: Values that the host hands on, and whose shapes are not known from those of the inputs.
     """
 
     refused: tuple[MsplitError, ...]
     by_values: tuple[Op, ...] = ()
     whole: bool = True
+    sized: tuple[str, ...] = ()
 
 
 def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | None = None) -> DryRun:
@@ -58,7 +60,7 @@ def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | Non
     """
     flat = raised.flat
     fed: dict[str, Key] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
-    handed = {f"{node}:{port} (host)": (node, port) for node, port in partition.frontier}
+    handed = {f"{flat.graph.names[node]}:{port}{HANDED}": (node, port) for node, port in partition.frontier}
     others = {*partition.fetched, *partition.host_outputs}
     outputs = tuple(tensor for tensor in flat.outputs if tensor.name not in others)
     flat = replace(flat, outputs=(*outputs, *partition.handed_outputs()))
@@ -83,7 +85,8 @@ def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | Non
         return DryRun((problem,))
     refused = {(problem.what, problem.where): problem for tracer in tracers for problem in tracer.refused}
     by_values = [op for op in graph.ops.values() if tracers[-1].stops_capture(op)]
-    return DryRun(tuple(refused.values()), tuple(by_values), all(tracer.whole for tracer in tracers))
+    sized = tuple(name.removesuffix(HANDED) for name in handed if given[name].shape is None)
+    return DryRun(tuple(refused.values()), tuple(by_values), all(tracer.whole for tracer in tracers), sized)
 
 
 class DryRunTracer(Tracer):

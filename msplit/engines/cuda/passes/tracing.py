@@ -117,7 +117,9 @@ class Tracer:
             return (), ()
         for key in keys:
             if self.overwritten(key):
-                raise EngineError(f"internal error: {op.name} reads a variable that was overwritten")
+                raise EngineError(
+                    f"internal error: {op.name} reads a variable that was overwritten", fix=program.REPORT
+                )
         lies = [self.state.lies_in(tensor) for tensor in arguments]
         places = dict(zip(keys, lies, strict=True))
         writes = dict.fromkeys(name for slot in mutated(op) for name in places.get(op.inputs[slot], ()))
@@ -468,7 +470,9 @@ def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> p
     known = {name: tracer.static[key] for name, key in tracer.graph.fetches.items() if key in tracer.static}
     for name, key in fetches.items():
         if tracer.overwritten(key):
-            raise EngineError(f"internal error: output {name} lies in a variable that was overwritten")
+            raise EngineError(
+                f"internal error: output {name} lies in a variable that was overwritten", fix=program.REPORT
+            )
     gpus = tuple(tracer.gpus.get(step.op.node, 0) for step in tracer.steps)
     return program.Program(
         tuple(tracer.steps),

@@ -8,8 +8,9 @@ Computes the effect of TF32 on a model exactly: only what products and convoluti
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,10 @@ from msplit.cost.costs import Costs
 from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Job, Timeline, is_array, refuse_fed
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
 from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
-from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
+from msplit.engines.cuda.ir.dtypes import dtype_name, own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, OpGraph
-from msplit.engines.cuda.ir.interpret import walk_given
-from msplit.engines.cuda.ir.program import Program, StateMemory
+from msplit.engines.cuda.ir.interpret import LoweringCall, walk_given
+from msplit.engines.cuda.ir.program import REPORT, KernelCall, Program, StateMemory
 from msplit.engines.cuda.ir.windows import to_tf32
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
@@ -60,6 +61,27 @@ class Optimized:
     graph: OpGraph
     feeds: Arrays
     host: HostPart | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LoneStep:
+    """A step that can be run on other values than the model's.
+
+    Attributes:
+        op: Its op.
+        nodes: Flat nodes that it does the work of.
+        bound: Input slot -> value, of inputs that it has bound already.
+        inputs: Type and rank of each other input that is no constant of one element.
+        more: What else decides what it does.
+        run: Gives its result on values of `inputs`.
+    """
+
+    op: str
+    nodes: tuple[int, ...]
+    bound: Mapping[int, NDArray[Any]]
+    inputs: tuple[tuple[str, int], ...]
+    more: tuple[Any, ...]
+    run: Callable[[Sequence[NDArray[Any]]], NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +156,34 @@ class Compiled:
         with device.entered(), precision(job.precision.ieee):
             for step, key, made in walk_given(self.program, fed, job.state, given, device.place):
                 yield step.op.op, tuple(step.op.source_nodes), key, made
+
+    def lone_steps(self, job: Job) -> Iterator[LoneStep]:
+        """Steps of one result that change nothing and whose inputs have known shapes: each can be run on other values than the model's."""
+        device, known = Device.of(torch.device(job.options.first)), self.optimized.graph
+
+        def run(step: KernelCall, rest: Mapping[int, torch.Tensor], given: Sequence[NDArray[Any]]) -> NDArray[Any]:
+            values = iter(given)
+            with device.entered(), precision(job.precision.ieee), torch.no_grad():
+                places = range(len(step.inputs))
+                arguments = [rest[at] if at in rest else to_torch(next(values), device.place) for at in places]
+                return to_numpy(step.call(*arguments)[0])
+
+        for step in self.program.steps:
+            found = [self.program.constants.get(key) for key in step.inputs]
+            rest = {at: one for at, one in enumerate(found) if one is not None and one.numel() == 1}
+            keys = [(key, found[at]) for at, key in enumerate(step.inputs) if at not in rest]
+            call, told = (
+                step.call,
+                all(one is not None or (key in known.shapes and key in known.dtypes) for key, one in keys),
+            )
+            if isinstance(call, LoweringCall) and not call.unknown and step.outputs == 1 and not step.writes and told:
+                inputs = tuple(
+                    (known.dtypes[key], len(known.shapes[key])) if one is None else (dtype_name(one.dtype), one.dim())
+                    for key, one in keys
+                )
+                more = call.lowering.function, str(step.op.attrs), str(rest), job.options.first
+                one = partial(run, step, rest)
+                yield LoneStep(step.op.op, tuple(step.op.source_nodes), step.bound, inputs, more, one)
 
     def profile(self, job: Job, *, seconds: float, grids: bool, progress: Progress | None = None) -> Measured:
         """Times every kind of step alone, in the job's precision; see `kernel_profile.measure`."""
@@ -258,7 +308,8 @@ def prove(plan: Plan, program: Program) -> Plan:
         gpu_of_streams(program, plan)
     violations = check(plan, program.dag) or check(plan, program.conflicts())
     if violations:
-        raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
+        what = f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}"
+        raise EngineError(what, where=program.steps[violations[0].consumer].op.name, fix=REPORT)
     return plan
 
 
@@ -423,3 +474,43 @@ class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
             to_tf32(one) if place in places and one.dtype == torch.float32 else one for place, one in enumerate(args)
         ]
         return func(*given, **(kwargs or {}))
+
+
+_ROUGH = ("tanh", "sigmoid", "erf", "erfc", "exp", "expm1", "log1p", "elu", "softplus")
+"""PyTorch's functions of one number of which another library may give the neighbours of what they give."""
+
+_ROUGHLY = 4.0
+"""Most distance of such results, relative to each, as a multiple of the type's epsilon: TensorFlow's float32 `tanh` on the CPU is up to
+2^-21.7 from the exact one, and 1 from 7.905 on (Eigen's; XLA's, and so TensorFlow's on a GPU, has the same constants)."""
+
+_AROUND_ZERO = {"elu": 1.0}
+"""Most distance of some by itself, as such a multiple: TensorFlow's Elu and Selu are exp(x) - 1, so 0 for small negative numbers. There
+Selu's gradient is that of positive ones, 0.6 times as large."""
+
+
+class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
+    """A block in which functions are as rough as another library's may be: results are moved by up to some epsilons, not beyond 1, and
+    whatever an op makes below the least normal number is zero, as TensorFlow's threads on a CPU have it.
+
+    Args:
+        seed: Of the moves.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = np.random.default_rng(seed)
+
+    def __torch_dispatch__(  # type: ignore[no-untyped-def]
+        self, func, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Calls the op, and moves what it gives."""
+        made = func(*args, **(kwargs or {}))
+        narrow = isinstance(made, torch.Tensor) and made.dtype in (torch.float32, torch.float64)
+        if not narrow or any(one.alias_info for one in func._schema.returns):  # a view, or what is changed in place
+            return made
+        if (name := func.overloadpacket.__name__) in _ROUGH:
+            moves = torch.from_numpy(np.asarray(self._generator.uniform(-1, 1, tuple(made.shape)))).to(made.device)
+            moves = moves * torch.finfo(made.dtype).eps
+            moved = (made * (1 + _ROUGHLY * moves) + _AROUND_ZERO.get(name, 0.0) * moves * (made != 0)).to(made.dtype)
+            made = torch.where(made.abs() <= 1, moved.clamp(-1, 1), moved)
+        return torch.where(made.abs() < torch.finfo(made.dtype).tiny, 0, made)

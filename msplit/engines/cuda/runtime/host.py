@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Timeline, is_array
+from msplit.engines.base import HANDED, STEPS, Arrays, Executable, Feeds, Following, Timeline, is_array
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
@@ -68,7 +68,7 @@ class HostPart:
     ) -> None:
         names, self._options = flat.graph.names, options
         fed = {(tensor.node, tensor.port): tensor.name for tensor in flat.inputs}
-        self.feeds = {f"{names[node]}:{port} (host)": (node, port) for node, port in partition.frontier}
+        self.feeds = {f"{names[node]}:{port}{HANDED}": (node, port) for node, port in partition.frontier}
         self.handed = partition.handed_outputs()
         self.repeatable = set(partition.effects.stateful).isdisjoint(partition.host)
         self.nodes = len(partition.host) + len(partition.post_nodes)

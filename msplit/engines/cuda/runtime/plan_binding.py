@@ -229,7 +229,7 @@ class SeparateMemory:
         """
         step, gpu = program.steps[number], self._gpus.steps[number]
         for key in step.inputs if step.op.op != PEER_COPY else ():
-            tensor = values[key] if key in values else program.constants[key]
+            tensor = program.value(key, values, f"node {step.op.name}")
             owner = self._owner.get(tensor.untyped_storage().data_ptr(), gpu) if tensor.numel() else gpu
             if owner != gpu:
                 raise EngineError(

@@ -27,7 +27,8 @@ import torch
 from msplit.engines.base import Span, Timeline
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.interpret import run_step
-from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.ir.program import REPORT, Program
+from msplit.errors import EngineError
 from msplit.schedule.plan import Plan
 
 
@@ -276,7 +277,10 @@ def simulate(
     while any(queues):
         ready = [queue for queue in queues if queue and finished.issuperset(queue[-1].waits)]
         if not ready:
-            raise RuntimeError("streams wait for each other in a circle")
+            left = program.steps[next(queue for queue in queues if queue)[-1].step].op.name
+            raise EngineError(
+                "internal error: streams wait for each other in a circle", where=f"node {left}", fix=REPORT
+            )
         instruction = chance.choice(ready).pop()
         if tap is not None:
             tap.before(instruction)

@@ -16,9 +16,10 @@ from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.runtime.executables import SimulatedExecutable, plan_for
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, arrange
 from msplit.engines.tensorflow.engine import reference
+from msplit.errors import EngineError
 from msplit.verify.compare import compare
 from tests.campaign import examples
-from tests.engines.cuda.cases import bits, flat_of, program_of, scattered
+from tests.engines.cuda.cases import bits, flat_of, graph_of, program_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
 
 QUICK = settings(max_examples=examples(15, 100), deadline=None, suppress_health_check=list(HealthCheck))
@@ -267,3 +268,23 @@ def test_what_another_stream_reads_stays_until_its_stream_knows():
     where = {key: instruction.step for instruction in stream_program.instructions for key in instruction.frees}
     assert where[0, 0] == 3
     assert (1, 0) not in where, "stream 1 ends without knowing that stream 0 has read its result"
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["what a step reads", "an output"])
+def test_memory_that_is_let_go_too_early_is_told_as_a_fault_of_the_engine(last):
+    graph = graph_of(
+        lambda tf, v1: tf.matmul(tf.nn.relu(v1.placeholder(tf.float32, [2, 2], "x")), [[1.0, 2], [3, 4]], name="y"),
+        outputs=["y"],
+    )
+    feeds = {"x": np.ones((2, 2), np.float32)}
+    program = program_of(graph, feeds)
+    stream_program, _ = stream_program_of(program, np.zeros(len(graph), np.int32))
+    instructions = list(stream_program.instructions)
+    number = len(instructions) - 1 if last else 0
+    made = program.steps[instructions[number].step].op.node, 0
+    instructions[number] = replace(instructions[number], frees=(made,))
+    early = replace(stream_program, instructions=tuple(instructions))
+    with pytest.raises(EngineError, match=r"internal error.*let go too early") as told:
+        SimulatedExecutable(program, early, {}).step(feeds)
+    assert told.value.where
+    assert "report" in told.value.fix

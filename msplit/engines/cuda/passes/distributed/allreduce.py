@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from msplit.core.dag import reached
-from msplit.engines.base import STEPS
+from msplit.engines.base import HANDED, STEPS
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, mutated
 from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS, Optimizer
 from msplit.engines.cuda.ops.embedding import IN_ORDER
@@ -293,7 +293,7 @@ def insert_allreduce(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple
     walk = _Walk(graph, shards, resized, again=again, slices=_slices(graph, again))
     for name, key in graph.feeds.items():
         # What the host makes of inputs is local unless it is known to have a fixed size.
-        if name in shards.inputs or (name.endswith("(host)") and (resized is None or walk.resizes(key))):
+        if name in shards.inputs or (name.endswith(HANDED) and (resized is None or walk.resizes(key))):
             walk.kinds[key] = Kind.LOCAL
     for op in list(graph.ops.values()):
         walk.visit(op)
@@ -319,7 +319,7 @@ def _is_loss(walk: _Walk, key: Key) -> bool:
 def _sum_again(graph: OpGraph, shards: Shards) -> frozenset[int]:
     """Behind the distinct ids of sparse gradients and the sums of their rows, of one process, puts those of all, which read them as they
     are: they are to be gathered. Gives the ops that do so."""
-    reached = {graph.feeds[name] for name in graph.feeds if name in shards.inputs or name.endswith("(host)")}
+    reached = {graph.feeds[name] for name in graph.feeds if name in shards.inputs or name.endswith(HANDED)}
     readers, kept = graph.consumers(), graph.kept()
     added: dict[int, Op] = {}
     names: dict[Key, Key] = {}

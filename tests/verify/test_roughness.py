@@ -1,0 +1,66 @@
+"""TensorFlow's functions are rough, and it makes zeros of what is below the least normal number: where that decides, nobody is wrong."""
+
+import numpy as np
+import pytest
+import torch
+
+from msplit.errors import EngineError
+from tests.engines.cuda.cases import graph_of
+from tests.verify.mutants import PLANTED, lowered, prepared, values
+
+pytestmark = pytest.mark.tf
+
+
+def saturated(tf, v1):
+    """Two layers of tanh, whose gradients are nearly 1 - 1 where they are saturated, and an optimizer that takes steps of one size."""
+    h = v1.placeholder(tf.float32, [None, 6], "x")
+    with v1.variable_scope("", use_resource=True):
+        for number, factor in enumerate((1.0, 3.0)):
+            w = v1.get_variable(f"w{number}", initializer=values(h.shape[1], 8, seed=7))
+            b = v1.get_variable(f"b{number}", initializer=np.zeros(8, np.float32))
+            h = tf.tanh(tf.matmul(h, w) * factor + b)
+        last = v1.get_variable("last", initializer=values(8, 4))
+        loss = tf.reduce_mean(tf.square(tf.matmul(h, last)[:, 0] - 1), name="loss")
+        v1.train.AdamOptimizer(0.001).minimize(loss, name="train_op")
+
+
+def logs(tf, v1):
+    """Logarithms of probabilities, of which TensorFlow makes zeros below 1.2e-38."""
+    p = tf.nn.softmax(v1.placeholder(tf.float32, [None, 6], "x"))
+    tf.math.log(p, name="logs")
+    tf.negative(tf.reduce_sum(p * tf.math.log(p), 1), name="entropy")
+
+
+def kink(tf, v1):
+    """Gradient of a Selu of numbers that are so small that TensorFlow's is 0 below 0, too: a kink of its gradient."""
+    x = v1.placeholder(tf.float32, [None, 6], "x")
+    tf.identity(tf.gradients(tf.nn.selu(x * 1e-3), x)[0], "y")
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    outputs = {saturated: ["loss", "train_op"], logs: ["logs", "entropy"], kink: ["y"]}
+    return {build: graph_of(build, outputs=names) for build, names in outputs.items()}
+
+
+@pytest.mark.parametrize("build", [saturated, logs, kink], ids=lambda build: build.__name__)
+def test_what_roughness_decides_is_nobodys_fault(graphs, build):
+    prepared(graphs[build], "full", 4 if build is saturated else 9, capture=False).close()
+
+
+MUTANTS = {
+    "logs that are never infinite": (logs, "Log", lambda y, node, x: x.clamp_min(1e-38).log()),
+    "logs of small numbers are": (logs, "Log", lambda y, node, x: torch.where(x < 1e-20, -torch.inf, y)),
+    "a gradient as above 0": (kink, "SeluGrad", lambda z, node, dy, y: dy * 1.0507),
+    "a wrong gradient": (saturated, "TanhGrad", lambda z, node, y, dy: dy * (1 - y.abs())),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_beside_it_a_bug_is_refused(graphs, monkeypatch, name):
+    build, op, wrong = MUTANTS[name]
+    lowered(op, wrong)(monkeypatch)
+    PLANTED.clear()
+    with pytest.raises(EngineError):
+        prepared(graphs[build], "full", 4 if build is saturated else 9, capture=False).close()
+    assert PLANTED
