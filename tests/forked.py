@@ -10,6 +10,7 @@ Python reads as it begins, limits), a new one is needed: `subprocess`. The exit 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -18,8 +19,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,9 +39,11 @@ ENGINE = ("torch", *COMMANDS, "msplit.engines.cuda.engine")
 
 COMPILER = (*ENGINE, "tests.engines.cuda.passes.pointwise_fusion.compiler")
 """The same with PyTorch's compiler."""
+POOLED = ("msplit.serving.pool.worker", "tests.serving.pool.remote")
+"""Imports of a process of a pool in tests."""
 
 _SERVER = """
-import gc, importlib, io, json, os, runpy, signal, socket, sys
+import fcntl, gc, importlib, io, json, os, runpy, signal, socket, sys
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 asks = socket.socket(fileno=int(sys.argv[1]))
@@ -45,7 +52,7 @@ for name in sys.argv[2:]:
 assert len(os.listdir("/proc/self/task")) == 1, "a thread of an import would be missing in the copies"
 gc.freeze()
 while True:
-    text, given, _, _ = socket.recv_fds(asks, 1 << 20, 3)
+    text, given, _, _ = socket.recv_fds(asks, 1 << 20, 16)
     if not text:
         os._exit(0)
     asked = json.loads(text)
@@ -62,6 +69,10 @@ while True:
 asks.close()
 if asked["session"]:
     os.setsid()
+moved = [fcntl.fcntl(number, fcntl.F_DUPFD, 512) for number in given[3:]]
+for number in given[3:]:
+    os.close(number)
+os.getppid = lambda: asked["parent"]  # who looks whether that is there is told by its pipes, too
 for number, name in enumerate(("stdin", "stdout", "stderr")):
     os.dup2(given[number], number)
     os.close(given[number])
@@ -72,6 +83,9 @@ for number, name in enumerate(("stdin", "stdout", "stderr")):
     )
     setattr(sys, name, stream)
     setattr(sys, f"__{name}__", stream)
+for number, handle in zip(moved, asked["handles"]):
+    os.dup2(number, handle)
+    os.close(number)
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
@@ -115,6 +129,10 @@ def _server(imports: tuple[str, ...]) -> socket.socket:
     return mine
 
 
+_ONE = threading.Lock()
+"""Held from a question to its answer."""
+
+
 def _answer(server: socket.socket) -> int:
     said = server.recv(64)
     assert said, "the process that is forked has ended"
@@ -138,15 +156,18 @@ class Popen(subprocess.Popen[Any]):
             "command": [os.fspath(argument) for argument in args[1:]],
             "environment": dict(os.environ if env is None else env),
             "folder": os.fspath(cwd or os.getcwd()),
-            "session": rest[14],  # start_new_session
+            "handles": pass_fds,
+            "parent": os.getpid(),
+            "session": rest[14],
             "ignored": [
                 int(number)
                 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
                 if signal.getsignal(number) == signal.SIG_IGN
             ],
         }
-        socket.send_fds(self._server, [json.dumps(asked).encode()], ends)
-        self.pid = _answer(self._server)
+        with _ONE:
+            socket.send_fds(self._server, [json.dumps(asked).encode()], [*ends, *pass_fds])
+            self.pid = _answer(self._server)
         self._child_created = True
         self._over = os.pidfd_open(self.pid)
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -156,8 +177,9 @@ class Popen(subprocess.Popen[Any]):
         if not select.select([self._over], [], [], 0 if flags & os.WNOHANG else None)[0]:
             return 0, 0
         os.close(self._over)
-        self._server.send(json.dumps({"ended": self.pid}).encode())
-        return self.pid, _answer(self._server)
+        with _ONE:
+            self._server.send(json.dumps({"ended": self.pid}).encode())
+            return self.pid, _answer(self._server)
 
     def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
         if self.returncode is None and self._child_created:
@@ -188,3 +210,11 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+@contextlib.contextmanager
+def instead(server: tuple[str, ...]) -> Iterator[None]:
+    """Has `msplit.engines.process.Process` fork its processes."""
+    own = types.SimpleNamespace(**{**vars(subprocess), "Popen": functools.partial(Popen, server=server)})
+    with mock.patch("msplit.engines.process.subprocess", own):
+        yield

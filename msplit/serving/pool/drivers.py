@@ -206,10 +206,11 @@ class ThreadDriver:
                 flying = steps.flying[:1]
                 if not flying and steps.scheduler.alone:
                     return  # threads that run their steps alone promote one that waits when there is work
-                if flying and others:
+                spins = now - start < _SPIN and steps.spins
+                if flying and (others or (steps.descriptor is not None and not spins)):
                     with contextlib.suppress(Exception):  # `poll` reports it
                         steps.slots[flying[0].slot].wait()
-                elif now - start < _SPIN:
+                elif spins:
                     _POLL.poll(0)
                 else:
                     time.sleep(NAP)
@@ -247,6 +248,10 @@ class ThreadDriver:
         self._eager = True
         if not self._awake:
             self._wake_keeper()
+
+    def cancelled(self, future: PoolFuture) -> None:
+        """Takes note that a request was cancelled."""
+        self._steps.cancelled(future)
 
     def _keep(self) -> None:
         """Body of the pool's own thread: does the work that no other thread does."""
@@ -319,10 +324,13 @@ class LoopDriver:
     Args:
         drive: `Pool.drive`.
         polls: True where steps are over when somebody polls. Where threads of the pool run steps, the loop has nothing to do.
+        descriptor: Descriptor that can be read when there is something to do, so that the loop need not poll; None: there is none.
     """
 
     drive: Callable[[], bool]
     polls: bool
+    descriptor: int | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
     _working: bool = False
     _since: float = 0.0
 
@@ -337,6 +345,9 @@ class LoopDriver:
         else:
             future.add_done_callback(arrive)
         self._since = time.perf_counter()
+        if self.descriptor is not None and self._loop is not loop:
+            self._loop = loop
+            loop.add_reader(self.descriptor, self.drive)
         if self.polls and not self._working:
             self._working = True
             loop.call_soon(self._turn)
@@ -344,7 +355,7 @@ class LoopDriver:
 
     def _turn(self) -> None:
         self._working = False  # if it fails, the next request tries again
-        self._working = self.drive()
+        self._working = self.drive() and self.descriptor is None
         if not self._working:
             return
         loop = asyncio.get_running_loop()

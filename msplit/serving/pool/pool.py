@@ -23,7 +23,7 @@ from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, Slot
+from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, Slot
 from msplit.verify.results import OutputCheck
 
 
@@ -60,6 +60,7 @@ class Pool(DisplayMixin):
             of one of `batches`.
         settings: Settings; `groups` is a number, also where it was ``auto``.
         polls: True where a step is over when somebody polls, as on a GPU, so that `drive` is of use.
+        ports: Inputs and outputs, which requests are checked against.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Pool(DisplayMixin):
         *,
         threads: int = 0,
         owned: Sequence[Executable] = (),
-        gpus: Sequence[int] = (),
+        steps: PoolSteps | None = None,
     ) -> None:
         """Makes a pool out of its parts.
 
@@ -82,20 +83,17 @@ class Pool(DisplayMixin):
             about: Description of the model.
             threads: Number of threads that run steps from beginning to end; 0: slots run them by themselves.
             owned: Executables that are closed together with the slots.
-            gpus: Index of the GPU of each slot; none: there is one.
+            steps: Steps that run elsewhere, in place of slots.
         """
         self.about, self.inputs, self.outputs, self.settings = about, ports.inputs, about.outputs, settings
         self.batches, self.joins, self.polls = ports.batches, ports.joins, not threads
         self._owned: list[Slot | Executable] = [*(slot for _, slot in slots), *owned]
-        self._ports = ports
-        scheduler = Scheduler(
-            [(level, gpu) for (level, _), gpu in zip(slots, gpus or [0] * len(slots), strict=True)],
-            ports.batches,
-            ports.bucket,
-            settings,
-            holds_thread=bool(threads),
-        )
-        self._steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
+        self.ports = ports
+        if steps is None:
+            levels = [(level, 0) for level, _ in slots]
+            scheduler = Scheduler(levels, ports.batches, ports.bucket, settings, holds_thread=bool(threads))
+            steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
+        self._steps = steps
         self._driver = ThreadDriver(self._steps, polls=self.polls)
         _OPEN.add(self)
         weakref.finalize(self, self._driver.dismiss).atexit = False
@@ -111,12 +109,13 @@ class Pool(DisplayMixin):
 
     def step(self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None, on_device: bool = False) -> Answer:
         """Answers a request; takes and returns what `submit` does, which does not wait for the answer."""
-        if not self.polls or timeout is not None or self.settings.max_delay_us or on_device:
+        elsewhere = not self.polls or self.descriptor is not None
+        if elsewhere or timeout is not None or self.settings.max_delay_us or on_device:
             answer: Answer = self.submit(feeds, priority=priority, timeout=timeout, on_device=on_device).result()
             return answer
         if type(priority) is not int or priority:
             priority = whole("the priority", priority, 0, self.settings.priorities - 1)
-        arrays, rows, key = self._ports.check(feeds)
+        arrays, rows, key = self.ports.check(feeds)
         step = self._steps.take(priority, rows)
         if step is not None:
             return self._steps.cut(self._driver.run_alone(step, arrays), rows)
@@ -149,9 +148,9 @@ class Pool(DisplayMixin):
         """
         if type(priority) is not int or priority:
             priority = whole("the priority", priority, 0, self.settings.priorities - 1)
-        arrays, rows, key = self._ports.check(feeds)
+        arrays, rows, key = self.ports.check(feeds)
         if on_device:
-            if not self.polls:
+            if not self._steps.on_device:
                 raise EngineError("this pool's outputs are on the host", fix="leave out on_device")
             key = None if key is None else ("on the device", key)
         patience = NEVER if timeout is None else number("the timeout", timeout)
@@ -170,9 +169,9 @@ class Pool(DisplayMixin):
             priority: Priority level.
             timeout: Seconds after which it is too late to start the request.
         """
-        arrays, rows, key = self._ports.check(feeds)
+        arrays, rows, key = self.ports.check(feeds)
         steps, step = self._steps, None
-        if self.polls and not steps.scheduler.running and not self.settings.max_delay_us:
+        if self.polls and self.descriptor is None and not steps.scheduler.running and not self.settings.max_delay_us:
             step = steps.take(priority, rows)
         if step is not None:
             future = PoolFuture(self._driver)
@@ -193,6 +192,21 @@ class Pool(DisplayMixin):
         self._steps.put(Request(rows, key, level, now, now + patience, claim, {**feeds}, future, on_device))
         return future
 
+    def accept(
+        self, feeds: Feeds, level: int, since: float, deadline: float, claim: Callable[[], bool], future: Any
+    ) -> None:
+        """Takes a request of another process.
+
+        Args:
+            level, since, deadline, claim: See `Request`.
+            future: Object that gets the answer, with the methods `set_result` and `set_exception`.
+
+        Raises:
+            EngineError: As `submit`.
+        """
+        arrays, rows, key = self.ports.check(feeds)
+        self._steps.put(Request(rows, key, level, since, deadline, claim, {**arrays}, future))
+
     def drive(self, seconds: float = 0.0) -> bool:
         """Does the work of the pool: ends steps that are over, and starts those that are due. An event loop calls it again and again, so
         that no thread has to be woken.
@@ -209,15 +223,34 @@ class Pool(DisplayMixin):
         """Counts of requests and steps so far."""
         return self._steps.stats()
 
+    def processes(self) -> tuple[ProcessState, ...]:
+        """State of each process that runs steps; none where this one does."""
+        return self._steps.processes()
+
+    @property
+    def ready(self) -> bool:
+        """True while it can answer: its GPU, or one of its processes, works."""
+        return self._steps.ready
+
+    @property
+    def descriptor(self) -> int | None:
+        """Descriptor that can be read when `drive` has something to do; None where somebody has to call it again and again."""
+        return self._steps.descriptor
+
     @property
     def lost(self) -> str | None:
         """Message of the GPU's failure; None while it works. After a failure, no pool of this process answers any more."""
         return None if self.failure is None else self.failure.what
 
     @property
+    def scheduler(self) -> Scheduler:
+        """Scheduler of its requests."""
+        return self._steps.scheduler
+
+    @property
     def failure(self) -> DeviceLost | None:
         """Error of the GPU's failure; None while it works."""
-        return self._steps.scheduler.lost
+        return self.scheduler.lost
 
     def close(self, finish: bool = True) -> None:
         """Takes no more requests, waits for steps that run, and gives streams and memory back.
