@@ -103,8 +103,8 @@ class ThreadDriver:
                 self._promote()
 
     def start_alone(self, step: Step, feeds: Feeds, future: PoolFuture) -> None:
-        """Starts a step of `PoolSteps.take` for one request; `drive` ends it. It needs a fifth of the time that the queue takes."""
-        future.set_running_or_notify_cancel()
+        """Starts a step of `PoolSteps.take` for one request, which nobody can cancel any more; `drive` ends it. It needs a fifth of the
+        time that the queue takes."""
         try:
             self._steps.slots[step.slot].start(step.bucket, (feeds,))
         except Exception as problem:  # noqa: BLE001  who waits for the step gets it
@@ -206,7 +206,7 @@ class ThreadDriver:
                 flying = steps.flying[:1]
                 if not flying and steps.scheduler.alone:
                     return  # threads that run their steps alone promote one that waits when there is work
-                spins = now - start < _SPIN and steps.spins
+                spins = now - start < min(_SPIN, steps.spin)
                 if flying and (others or (steps.descriptor is not None and not spins)):
                     with contextlib.suppress(Exception):  # `poll` reports it
                         steps.slots[flying[0].slot].wait()

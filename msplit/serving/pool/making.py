@@ -14,14 +14,11 @@ import numpy as np
 from msplit.engines.base import Arrays, Executable, Feeds
 from msplit.errors import EngineError, MsplitError
 from msplit.progress import Progress, silent
-from msplit.serving.pool.members import PoolProcess
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
-from msplit.serving.pool.processes import ProcessSteps
-from msplit.serving.pool.ring import Memory
+from msplit.serving.pool.processes import Member, PoolProcess, of_members
 from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.steps import Slot
-from msplit.serving.pool.worker import Hello
 from msplit.verify.results import OutputCheck
 
 _MOST_SLOTS = 16
@@ -252,55 +249,29 @@ def make_processes(
         EngineError: A process can not be started.
     """
     spins = len(os.sched_getaffinity(0)) > len(places)
-    shares = {place: places.count(place) for place in places}
-    memory = None if settings.max_memory is None else settings.max_memory // max(shares.values())
-    own = replace(settings, max_queue=0, max_memory=memory, workers=None)
-    running = list[PoolProcess]()
-    hellos, members = list[Hello](), list[tuple[str, PoolProcess, Memory]]()
-
-    def start(number: int, own: PoolSettings) -> PoolProcess:
-        return PoolProcess(places[number], make(number, own), spins)
-
-    def check(again: PoolProcess) -> Memory:
-        try:
-            hello, found = again.ready(silent)
-            if (hello.sizes, hello.ports.inputs) != (hellos[0].sizes, hellos[0].ports.inputs):
-                raise EngineError("the model has changed since the pool was opened", fix="open another pool")
-        except BaseException:
-            again.close()
-            raise
-        return found
-
+    shares = max(places.count(place) for place in places)
+    memory = None if settings.max_memory is None else settings.max_memory // shares
+    own = [replace(settings, max_queue=0, max_memory=memory, workers=None)]  # the last one holds from now on
+    processes, members = list[PoolProcess](), list[Member]()
     try:
         for number, place in enumerate(places):
             tell("starting processes", number / len(places))
-            first = number == 0
-            if first or len(running) <= number:
-                batch = range(number, len(places) if not first or (together and settings.groups != AUTO) else 1)
-                running += [start(each, own) for each in batch]
-            hello, memory_here = running[number].ready(tell)
-            hellos.append(hello)
-            members.append((place, running[number], memory_here))
-            own = replace(own, groups=hello.settings.groups)
-        chosen = replace(settings, groups=own.groups)
-        steps = ProcessSteps(members, hellos[0], lambda number: start(number, own), check, chosen, spins)
+            if len(processes) <= number:
+                last = len(places) if number or (together and settings.groups != AUTO) else 1
+                processes += [
+                    PoolProcess(places[each], lambda each=each: make(each, own[-1]), spins)  # type: ignore[misc]
+                    for each in range(number, last)
+                ]
+                for process in processes[number:]:
+                    process.begin()
+            processes[number].ready(tell, bool)
+            members.append(Member(place, processes[number].listener.getsockname(), processes[number], bool))
+            assert members[0].line is not None
+            own.append(replace(own[0], groups=members[0].line.hello.settings.groups))
+        return of_members(members, replace(settings, groups=own[-1].groups))
     except BaseException:
-        for one in running:
-            one.process.hang_up()
-        for one in running:
-            one.close()
+        for process in processes:
+            process.process.hang_up()
+        for process in processes:
+            process.close()
         raise
-    about = _about([hello.about for hello in hellos], len(set(places)))
-    return Pool(hellos[0].ports, (), chosen, about, steps=steps)
-
-
-def _about(every: Sequence[About], gpus: int) -> About:
-    """Description of a pool by those of its processes."""
-    first = every[0]
-    facts = {**first.facts, "processes": len(every), "gpus": gpus}
-    if "bytes" in facts:
-        facts["bytes"] = sum(about.facts["bytes"] for about in every)
-    checks = tuple(check for about in every for check in about.checks)
-    return replace(
-        first, checks=checks, notes=tuple(dict.fromkeys(n for about in every for n in about.notes)), facts=facts
-    )

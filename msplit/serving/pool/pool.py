@@ -170,11 +170,10 @@ class Pool(DisplayMixin):
             timeout: Seconds after which it is too late to start the request.
         """
         arrays, rows, key = self.ports.check(feeds)
-        steps, step = self._steps, None
-        if self.polls and self.descriptor is None and not steps.scheduler.running and not self.settings.max_delay_us:
-            step = steps.take(priority, rows)
+        step = self._steps.take(priority, rows) if self._is_idle else None
         if step is not None:
             future = PoolFuture(self._driver)
+            future.set_running_or_notify_cancel()
             Future.add_done_callback(future, done)  # `PoolFuture` has a thread of the pool poll
             self._driver.start_alone(step, arrays, future)
         else:
@@ -192,20 +191,29 @@ class Pool(DisplayMixin):
         self._steps.put(Request(rows, key, level, now, now + patience, claim, {**feeds}, future, on_device))
         return future
 
-    def accept(
-        self, feeds: Feeds, level: int, since: float, deadline: float, claim: Callable[[], bool], future: Any
-    ) -> None:
-        """Takes a request of another process.
+    @property
+    def _is_idle(self) -> bool:
+        """True where a request may go by the shortest way: nothing runs or waits here."""
+        return self.polls and self.descriptor is None and not (self.scheduler.running or self.settings.max_delay_us)
+
+    def accept(self, feeds: Feeds, rows: int, level: int, since: float, deadline: float, reply: Any) -> None:
+        """Takes a request of another process, which has checked it; somebody calls `drive`.
 
         Args:
-            level, since, deadline, claim: See `Request`.
-            future: Object that gets the answer, with the methods `set_result` and `set_exception`.
+            rows, level, since, deadline: See `Request`.
+            reply: Object that gets the answer, with the methods of a future.
 
         Raises:
             EngineError: As `submit`.
         """
-        arrays, rows, key = self.ports.check(feeds)
-        self._steps.put(Request(rows, key, level, since, deadline, claim, {**arrays}, future))
+        claim = reply.set_running_or_notify_cancel
+        if self._is_idle and deadline == NEVER:
+            if not claim():
+                return
+            if (step := self._steps.take(level, rows)) is not None:
+                self._driver.start_alone(step, feeds, reply)
+                return
+        self._steps.put(Request(rows, self.ports.key(feeds), level, since, deadline, claim, feeds, reply))
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Does the work of the pool: ends steps that are over, and starts those that are due. An event loop calls it again and again, so
@@ -218,6 +226,10 @@ class Pool(DisplayMixin):
             True if anything runs or waits.
         """
         return self._driver.drive(seconds if type(seconds) is float else number("the seconds", seconds))
+
+    def __reduce__(self) -> tuple[Callable[..., Pool], tuple[Any, ...]]:
+        """A pool of processes can be sent to other processes, as an argument of `multiprocessing.Process`, and asked there."""
+        return self._steps.reduce()
 
     def stats(self) -> Stats:
         """Counts of requests and steps so far."""

@@ -152,7 +152,7 @@ class Ports:
                     if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
                         break
                 else:
-                    return feeds, rows, self._key(feeds)
+                    return feeds, rows, self.key(feeds)
         if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
             raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
@@ -161,7 +161,7 @@ class Ports:
         refuse(arrays, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
         for name in self._texts:
             arrays[name] = _as_bytes(name, arrays[name])
-        return arrays, rows, self._key(arrays)
+        return arrays, rows, self.key(arrays)
 
     def _taken(self, name: str, value: Any) -> Any:
         if self._device is not None and name not in self._shared and lies_on(value, self._device):
@@ -203,7 +203,7 @@ class Ports:
             raise EngineError(what, fix="cut it, or raise max_batch")
         return rows
 
-    def _key(self, feeds: Feeds) -> Hashable:
+    def key(self, feeds: Feeds) -> Hashable:
         """Key of a request: requests share a step where their inputs without rows are equal."""
         if not self.joins:
             return None

@@ -1,7 +1,8 @@
 """Pool whose steps run in processes, one or several for each GPU: each has an engine, slots and a scheduler of its own (`worker`).
 
-The caller's process checks a request, writes it into the memory that it shares with the process where the fewest rows are under way
-(`ring`), and takes answers from there. Its `Scheduler` has a slot for each slot of that memory; requests are joined in the worker.
+A client of them, which is the process that started them or one that the pool was sent to, checks a request and writes it where the process
+with the fewest rows under way reads it (`ring`); whoever waits for an answer takes it from there. Nothing stands in between. Requests are
+joined in the worker. Here they wait only while it has no slot for them.
 
 A process that ends is started again in the background. What it had is run once more in another one: a step changes nothing (`run.build`
 refuses models whose steps do), so nobody can tell the difference, and most often a process ends for a reason that is not the request's.
@@ -10,24 +11,32 @@ Once only by default, since a request may be the reason.
 
 from __future__ import annotations
 
+import mmap
 import os
+import pickle
 import select
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from weakref import ref
+from weakref import finalize, ref
 
-from msplit.errors import Busy, DeviceLost, ProcessLost, TimedOut
-from msplit.serving.pool.members import Member, PoolProcess, lost
-from msplit.serving.pool.ring import Memory
-from msplit.serving.pool.scheduler import NOTHING, Request, Scheduler, Stats, Step
+from msplit.engines.process import LOST, Process
+from msplit.errors import Busy, Closed, DeviceLost, EngineError, ProcessLost, TimedOut
+from msplit.progress import Progress
+from msplit.serving.pool.pool import About, Pool
+from msplit.serving.pool.ring import COUNTS, Memory, unpacked_error
+from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, settle
-from msplit.serving.pool.worker import Hello
+from msplit.serving.pool.worker import Hello, Start, is_ours, memory_of
 
+_MODULE = "msplit.serving.pool.worker"
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before a process that can not be started is started once more: at first, and at most."""
 _MOST_STARTS = 3
@@ -36,45 +45,259 @@ _TOGETHER = 8
 """Most requests of which a process is told together."""
 _NAP = 1e-3
 """Seconds that a thread waits for an answer before it looks for anything else that it may wait for."""
+_LOOK = 0.05
+"""Seconds between two looks whether the pool is closed, while a process is started."""
+_SPIN = 100e-6
+"""Seconds for which a thread that waits looks for its answer without sleeping, where there is a core for it."""
+
+
+class PoolProcess:
+    """Process of a pool, which is started again and again, and the socket that its clients connect to, which stays.
+
+    Args:
+        place: What it is called in messages.
+        make: Gives what makes the pool there, anew for each start.
+        spins: See `Start`.
+    """
+
+    def __init__(self, place: str, make: Callable[[], Callable[[Progress], Pool]], spins: bool) -> None:
+        self._place, self._make, self._spins = place, make, spins
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind("")  # a name that the system makes, and that no file has
+        self.listener.listen(64)
+        self.process = Process(_MODULE, place, [self.listener.fileno()])
+
+    def begin(self) -> None:
+        """Has it make its pool.
+
+        Raises:
+            EngineError: It has ended.
+        """
+        self.process.send(Start(self._make(), self.listener.fileno(), self._spins))
+
+    def again(self) -> None:
+        """Starts another one in its place. Raises what `begin` does."""
+        self.process.close()
+        self.process = Process(_MODULE, self._place, [self.listener.fileno()])
+        self.begin()
+
+    def ready(self, tell: Progress, over: Callable[[], bool]) -> None:
+        """Waits until clients can connect.
+
+        Raises:
+            EngineError: It has ended.
+            Exception: What it raised.
+        """
+        while True:
+            while not self.process.said(_LOOK):
+                _go_on(over)
+            said = self.process.receive()
+            if not isinstance(said, tuple):
+                break
+            tell(*said)
+        if said is not None:
+            raise unpacked_error(said)
+
+    def last_words(self) -> str:
+        """The error of its GPU, if that is why it has ended."""
+        with suppress(EngineError):
+            if self.process.said(0) and isinstance(said := self.process.receive(), bytes):
+                return f": {getattr(unpacked_error(said), 'what', '')}"
+        return ""
+
+    def close(self) -> None:
+        """Ends it for good."""
+        self.process.close()
+        self.listener.close()
+
+
+def _go_on(over: Callable[[], bool]) -> None:
+    if over():
+        raise Closed("the pool is closed", fix="open another one")
+
+
+class Line:
+    """Connection to a process, and what this one has asked there.
+
+    Args:
+        place: What the process is called in messages.
+        address: Name of the socket.
+        over: True when nobody needs it any more.
+
+    Attributes:
+        lost: True when the process has ended, or is not asked any more.
+        socket: Can be read when the process has ended, and not before.
+        bell: Descriptor that can be read when there are answers.
+        trips: Requests on their way, by slot.
+        free: Slots that are free, by priority level.
+        rows: Rows on their way.
+        sent: Number of requests that were sent.
+
+    Raises:
+        OSError, EOFError: There is no process, or it has ended.
+        Closed: It was not needed any more.
+    """
+
+    def __init__(self, place: str, address: bytes, over: Callable[[], bool]) -> None:
+        self.place, self.lost, self.socket = place, False, socket.socket(socket.AF_UNIX)
+        handles: list[int] = []
+        self._release = finalize(self, _hang_up, self.socket, handles, os.getpid())
+        self._release.atexit = False
+        self.socket.connect(address)
+        if not is_ours(self.socket):
+            raise ConnectionRefusedError("another user's")
+        while not _readable(self.socket.fileno(), _LOOK):
+            _go_on(over)
+        _, given, _, _ = socket.recv_fds(self.socket, 1, 4)
+        handles += given
+        with self.socket.makefile("rb") as file:
+            self.hello: Hello = pickle.load(file)
+        memory, *bells, counts = handles
+        self.bell, self.memory = bells[1], memory_of(self.hello, memory, bells)
+        self._counts = mmap.mmap(counts, mmap.PAGESIZE)
+        self._under_way = memoryview(self._counts)[:8].cast("q")
+        settings, slots = self.hello.settings, self.hello.sizes.slots
+        self._levels = [settings.level_of(slot, slots) for slot in range(slots)]
+        self.free: list[list[int]] = [[] for _ in range(settings.priorities)]
+        for slot, level in enumerate(self._levels):
+            self.free[level].append(slot)
+        self.trips: dict[int, Request] = {}
+        self.rows = self.sent = 0
+
+    def load(self) -> int:
+        """Rows that are under way in the process, as far as is known here."""
+        return max(self.rows, self._under_way[0])
+
+    def counts(self) -> tuple[int, ...]:
+        """Requests of this client that the process has taken, and further ones as `COUNTS` has them."""
+        return (self.memory.taken[0], *COUNTS.unpack_from(self._counts)[1:])
+
+    def waiting(self) -> int:
+        """Requests that the process has and has not begun."""
+        taken, waiting, *_ = self.counts()
+        return max(self.sent - taken + waiting, 0)
+
+    def give(self, slot: int, request: Request) -> None:
+        """Takes note that a slot is free again."""
+        self.free[self._levels[slot]].append(slot)
+        self.rows -= request.rows or 1
+
+    def drop(self, future: PoolFuture | None = None) -> None:
+        """Tells the process that nobody waits for a request any more; None: for any."""
+        for slot, request in [*self.trips.items()]:
+            if future in (None, request.future):
+                self.memory.flags[slot] = 1
+
+    def close(self) -> None:
+        """Gives back what is shared, but for memory that somebody still looks at."""
+        self._release()
+
+
+def _hang_up(line: socket.socket, handles: Sequence[int], process: int) -> None:
+    with suppress(OSError):
+        if os.getpid() == process:  # in a forked child, the connection is the parent's
+            line.shutdown(socket.SHUT_RDWR)
+    line.close()
+    for handle in handles:
+        os.close(handle)
+
+
+def _readable(handle: int, seconds: float | None) -> bool:
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    return bool(poller.poll(None if seconds is None else seconds * 1e3))
+
+
+class Member:
+    """One process of a pool as a client sees it. There is always one, or one that is being started.
+
+    Attributes:
+        place: What it is called in messages.
+        address: Name of its socket.
+        process: It, where it is this process that starts it.
+        line: Connection to it; None while it is started.
+        before: Counts of those that it had before.
+    """
+
+    def __init__(self, place: str, address: bytes, process: PoolProcess | None, over: Callable[[], bool]) -> None:
+        self.place, self.address, self.process = place, address, process
+        self.line: Line | None = Line(place, address, over)
+        self.restarts, self.before = 0, (0,) * len(self.line.counts())
+
+    def counts(self) -> Sequence[int]:
+        """As `Line` has them, since the pool was opened."""
+        line = self.line
+        return self.before if line is None else [sum(each) for each in zip(self.before, line.counts(), strict=True)]
+
+    def state(self) -> ProcessState:
+        """The same, as a pool tells it."""
+        taken, _, steps, running, rows, filled = self.counts()
+        line = self.line
+        waiting = line.waiting() if line else 0
+        stats = Stats(taken, rows=rows, filled=filled, steps=steps, in_flight=running, waiting=waiting)
+        return ProcessState(self.place, line.hello.pid if line else 0, self.restarts, stats)
+
+
+class _Outbox(Scheduler):
+    """Requests of this process that wait for a slot of any other, and counts of those that are on their way."""
+
+    late = dropped = 0
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__((), (), int, replace(settings, max_delay_us=0.0, max_queue=0))
+
+    def admit(self, waiting: Callable[[], int], most: int) -> None:
+        """Raises what hinders another request, of which as many may wait; see `Scheduler.put`."""
+        if self.closed or self.lost is not None:
+            self._refuse()
+        if most and (count := self.queue.count + waiting()) >= most:
+            self.queue.refused += 1
+            raise Busy(
+                f"{count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
+            )
+
+    def goes(self, *, first: bool) -> None:
+        """Takes note that a request goes to a process; `first`: it has not waited."""
+        self._direct += first
+        self.running += 1
+
+    def came(self, answered: int = 0, failed: int = 0, again: int = 0) -> None:
+        """Takes note of requests that came back, and what became of them."""
+        self._answered += answered
+        self._failed += failed
+        self.running -= answered + failed + again
+
+    def stats(self) -> Stats:
+        """Counts so far, but for those of steps."""
+        found = super().stats()
+        return replace(
+            found,
+            failed=found.failed - self.late - self.dropped,
+            timed_out=found.timed_out + self.late,
+            cancelled=found.cancelled + self.dropped,
+        )
 
 
 class ProcessSteps(PoolSteps):
-    """Requests under way between this process and those that run the steps. Used as `PoolSteps`, of which a step here is one request.
+    """Requests under way between this process and those that run the steps. Used as `PoolSteps`.
 
     Args:
-        members: Places, processes and memory.
-        hello: What the first process says of its pool.
-        start: Starts the process of a number again.
-        check: Waits until it is ready, and gives its memory; raises what hinders it.
+        members: The processes.
         settings: Settings; of them, priorities, retries and max_queue matter here.
-        spins: True where a thread that waits may keep a core busy for a moment.
     """
 
-    def __init__(
-        self,
-        members: Sequence[tuple[str, PoolProcess, Memory]],
-        hello: Hello,
-        start: Callable[[int], PoolProcess],
-        check: Callable[[PoolProcess], Memory],
-        settings: PoolSettings,
-        spins: bool,
-    ) -> None:
-        self._members = [Member(*member) for member in members]
-        self._each, self._few, self._settings = hello.sizes.slots, 2 * int(hello.settings.groups), settings
-        self._start_again, self._check = start, check
-        slots = [
-            (settings.level_of(slot, self._each), number)
-            for number in range(len(members))
-            for slot in range(self._each)
-        ]
+    def __init__(self, members: Sequence[Member], settings: PoolSettings) -> None:
+        assert members[0].line is not None
+        self._members, self._settings, hello = [*members], settings, members[0].line.hello
+        self._few = 2 * int(hello.settings.groups)
         self._bell = bell = select.epoll()
         waits = SimpleNamespace(over=lambda: True, wait=partial(bell.poll, _NAP))  # stands for all slots
-        here = replace(settings, max_delay_us=0.0)
-        super().__init__(hello.ports, [waits] * len(slots), Scheduler(slots, (), int, here))
-        self.on_device, self.spins, self.descriptor = False, spins, bell.fileno()
+        self._outbox = _Outbox(settings)
+        super().__init__(hello.ports, [waits], self._outbox)
+        self.on_device, self.descriptor = False, bell.fileno()
+        self.spin = _SPIN if len(os.sched_getaffinity(0)) > len(members) else 0.0
         self.flying = [Step(0, 0, 0)]  # whoever leads waits for the bell
         self._handles: dict[int, Member] = {}
-        self._dropped = self._late = 0
         self._closing, self._watchers = threading.Event(), list[threading.Thread]()
         for number, member in enumerate(self._members):
             self._listen(member)
@@ -85,72 +308,104 @@ class ProcessSteps(PoolSteps):
     @property
     def ready(self) -> bool:
         """True while a process can answer."""
-        return any(member.memory is not None for member in self._members)
+        return any(member.line is not None for member in self._members)
+
+    def reduce(self) -> tuple[Callable[..., Pool], tuple[object, ...]]:
+        """What a pool is sent to another process as."""
+        return attach, ([(member.place, member.address) for member in self._members], self._settings)
 
     def _listen(self, member: Member) -> None:
-        for handle in (member.running.bell, member.running.ended):
-            self._handles[handle] = member
-            self._bell.register(handle, select.EPOLLIN)
+        assert member.line is not None
+        self._handles[member.line.bell] = member
+        self._bell.register(member.line.bell, select.EPOLLIN)
 
     def put(self, request: Request) -> None:
-        """Takes a request, and sends it to a process if one has room. Raises what `Scheduler.put` does."""
-        request.key = None
+        """Takes a request, and writes it to a process if one has room. Raises what `Scheduler.put` does."""
+        outbox = self._outbox
         with self._lock:
-            if self._settings.max_queue:
-                self._refuse_more()
-            step = self.scheduler.start_now(request)
-            if step is None:
-                request.claim = partial(_is_wanted, request.future)
-                decision = self.scheduler.put(request)
-        if step is None:
-            self._begin(decision)
-        else:
-            try:
-                self._fly(step)
-            except Exception as problem:  # noqa: BLE001  it is the request's
-                self._over.append((step, problem))
-        if self._over or self._answers:
+            outbox.admit(self._waiting, self._settings.max_queue)
+            line = None if outbox.queue.count else self._freest(request.level)
+            if line is None:
+                request.key, request.claim = None, partial(_is_wanted, request.future)
+                outbox.queue.put(request)
+                return
+            slot = self._take(line, request, first=True)
+        self._send(line, slot, request)
+        if self._answers:
             self.deliver()
 
-    def _refuse_more(self) -> None:
-        """Refuses a request where as many wait as may, here and in the processes."""
-        waiting = self.scheduler.queue.count + sum(member.waiting() for member in self._members)
-        if waiting >= self._settings.max_queue:
-            self.scheduler.queue.refused += 1
-            what = f"{waiting} requests wait already, the most that may"
-            raise Busy(what, fix="send it again later, or raise max_queue")
+    def _waiting(self) -> int:
+        return sum(line.waiting() for member in self._members if (line := member.line) is not None)
 
-    def _fly(self, step: Step) -> None:
+    def _freest(self, level: int) -> Line | None:
+        """The connection with the fewest rows under way, of those with a free slot for a level."""
+        found, least = None, NEVER
+        for member in self._members:
+            line = member.line
+            if line is not None and any(line.free[level:]) and (load := line.load()) < least:
+                found, least = line, load
+        return found
+
+    def _take(self, line: Line, request: Request, *, first: bool = False) -> int:
+        """Reserves a slot for a request, which goes there now."""
+        self._outbox.goes(first=first)
+        line.rows += request.rows or 1
+        return next(free for free in line.free[request.level :] if free).pop()
+
+    def _send(self, line: Line, slot: int, request: Request) -> None:
         """Writes a request into its slot, and tells the process: at once, or of several together where it has enough to do until somebody
         polls, which the pool's own thread does after a millisecond."""
-        number, slot = divmod(step.slot, self._each)
-        member, (request,) = self._members[number], step.requests
-        memory = member.memory
-        if memory is not None:
-            memory.ask(slot, request.feeds, request.rows, request.level, request.since, request.deadline)
-            with member.lock:
-                if member.memory is memory:  # else it ended meanwhile
-                    member.trips[slot], memory.flags[slot] = step, 0
-                    member.sent += 1
-                    requests = memory.requests
+        problem: Exception
+        try:
+            line.memory.ask(slot, request.feeds, request.rows, request.level, request.since, request.deadline)
+        except Exception as wrong:  # noqa: BLE001  it is the request's
+            problem = wrong
+        else:
+            with self._lock:
+                if not line.lost:
+                    requests = line.memory.requests
+                    line.trips[slot], line.memory.flags[slot] = request, 0
+                    line.sent += 1
                     requests.push(slot)
-                    if requests.untold >= _TOGETHER or len(member.trips) <= self._few:
+                    if requests.untold >= _TOGETHER or len(line.trips) <= self._few:
                         requests.ring()
                     return
-        self._over.append((step, lost(member.place, "")))
+            problem = _lost(line.place, "")
+        with self._lock:
+            line.give(slot, request)
+        self._end_of(request, problem)
 
     def _tell(self) -> None:
         """Tells the processes of requests that they were not told of yet."""
         for member in self._members:
-            memory = member.memory
-            if memory is not None and memory.requests.untold:
-                with member.lock:
-                    memory.requests.ring()
+            line = member.line
+            if line is not None and line.memory.requests.untold:
+                with self._lock:
+                    line.memory.requests.ring()
 
     def start_due(self, now: float, *, join: bool = True) -> None:
-        """As `PoolSteps.start_due`; called by threads that are about to wait."""
+        """Writes what waits to processes with room, and fails requests that are too late; called by threads that are about to wait."""
+        del now, join
         self._tell()
-        super().start_due(now, join=join)
+        self._send_waiting()
+        self.deliver()
+
+    def _send_waiting(self) -> None:
+        queue, now = self._outbox.queue, time.perf_counter()
+        while queue.count:
+            going = list[tuple[Line, int, Request]]()
+            with self._lock:
+                late = queue.expired(now)
+                for level in range(self._settings.priorities):
+                    if not going and (line := self._freest(level)) is not None:
+                        going = [(line, self._take(line, one), one) for one in queue.take(now, level)]
+            for request in late:
+                what = f"the request was not run: it waited for {now - request.since:.3f} s"
+                self._answers.append((request, TimedOut(what, fix="send fewer, or wait longer")))
+            for each in going:
+                self._send(*each)
+            if not going:
+                break
 
     def poll(self) -> bool:
         """Takes what has come from the processes, one thread at a time. True if there was anything."""
@@ -159,63 +414,74 @@ class ProcessSteps(PoolSteps):
             return False
         try:
             self.polled = time.perf_counter()
-            # Whose they are is settled before any is closed: the next process may get the same numbers.
-            heard = [(handle, self._handles.get(handle)) for handle, _ in self._bell.poll(0)]
-            for _, member in heard:
+            heard = self._bell.poll(0)
+            for handle, _ in heard:
+                member = self._handles.get(handle)
                 if member is not None:
-                    self._hear(member)
-            for handle, member in heard:
-                if member is not None and handle == member.running.ended:
-                    self._bury(member)
+                    self._hear(member.line)
         finally:
             self._polling.release()
-        if self._over or self._answers:
-            self.deliver()
+        self.deliver()
         return bool(heard)
 
-    def _hang_up(self, running: PoolProcess) -> None:
-        for handle in (running.bell, running.ended):
-            del self._handles[handle]
-            self._bell.unregister(handle)
-        running.close()
-
-    def _hear(self, member: Member) -> None:
+    def _hear(self, line: Line | None) -> None:
         """Takes what a process has answered. Most answers are taken together: one at a time they need twice as long."""
-        memory, trips = member.memory, member.trips
-        if memory is None or not (slots := memory.answers.take()):
+        if line is None or not (slots := line.memory.answers.take()):
             return
-        came = [(step := trips.pop(slot), memory.told(slot, step.rows)) for slot in slots]
+        came = [(request := line.trips.pop(slot), line.memory.told(slot, request.rows)) for slot in slots]
+        usual = settle([(request.future, result) for request, result in came])
         with self._lock:
-            usual = settle([(step.requests[0].future, result) for step, result in came])
-            for (step, _), done in zip(came, usual, strict=True):
-                if done:
-                    self.scheduler.answered(step)
-        if not all(usual):
-            self._over.extend(one for one, done in zip(came, usual, strict=True) if not done)
-        for _ in range(min(len(came), self.scheduler.queue.count)):
-            self.start_due(self.polled)
+            for slot, (request, _) in zip(slots, came, strict=True):
+                line.give(slot, request)
+            self._outbox.came(answered=sum(usual))
+        for each, done in zip(came, usual, strict=True):
+            if not done:
+                self._end_of(*each)
+        self._send_waiting()
 
-    def _bury(self, member: Member) -> None:
-        """Takes note that a process has ended, and has another one started."""
+    def _end_of(self, request: Request, result: Answer | Exception) -> None:
+        """Notes the answer to a request, or has it run again."""
+        outbox, wanted = self._outbox, not request.future.cancelled()
         with self._lock:
-            if member.memory is None:  # it was ended here
+            again = isinstance(result, ProcessLost) and wanted and outbox.lost is None
+            if again and request.runs < self._settings.retries:
+                claim = partial(_is_wanted, request.future)
+                outbox.came(again=1)
+                outbox.queue.put(replace(request, runs=request.runs + 1, key=None, claim=claim), again=True)
                 return
-            self.scheduler.withdraw(self._members.index(member))
-            running, trips = member.running, member.retire()  # from here on there may be another one
-        problem = lost(member.place, running.last_words())
-        self._over.extend((step, problem) for step in trips)
-        self._hang_up(running)
+            failed = isinstance(result, Exception) or not wanted
+            outbox.dropped += not wanted
+            outbox.late += wanted and isinstance(result, TimedOut)
+            self._answers.append((request, result))
+            outbox.came(answered=not failed, failed=failed)
 
     def revive(self, number: int) -> bool:
         """Has another process take the place of one that has ended; called in a thread for that. False if there will not be one."""
         member, pause, failures = self._members[number], _PAUSE, 0
-        while member.memory is not None and not self._is_over():
-            if not self.poll():  # nobody may wait for an answer just then
-                time.sleep(_NAP)
+        process = member.process
+        with self._polling:
+            self._hear(member.line)
+            with self._lock:
+                line = member.line
+                if line is None:  # it was ended here
+                    return False
+                taken, _, steps, _, rows, filled = member.counts()
+                member.before, member.line, line.lost = (taken, 0, steps, 0, rows, filled), None, True
+            del self._handles[line.bell]
+            self._bell.unregister(line.bell)
+        line.close()
+        problem = _lost(member.place, process.last_words() if process is not None else "")
+        for request in line.trips.values():
+            self._end_of(request, problem)
+        self.start_due(time.perf_counter())
         while not self._is_over():
             try:
-                member.running = self._start_again(number)
-                memory = self._check(member.running)
+                if process is not None:
+                    process.again()
+                    process.ready(lambda what, share: None, self._is_over)
+                fresh = Line(member.place, member.address, self._is_over)
+                if (fresh.hello.sizes, fresh.hello.ports.inputs) != (line.hello.sizes, line.hello.ports.inputs):
+                    raise EngineError("the model has changed since the pool was opened", fix="open another pool")
             except Exception as problem:  # noqa: BLE001  it is told to those who wait, if it stays so
                 failures += 1
                 if failures >= _MOST_STARTS and not self.ready:
@@ -226,20 +492,22 @@ class ProcessSteps(PoolSteps):
                 continue
             with self._lock:
                 if not (over := self._is_over()):
-                    member.memory, member.restarts = memory, member.restarts + 1
-                    self.scheduler.restore(number)
+                    member.line, member.restarts = fresh, member.restarts + 1
+                    self._listen(member)
             if over:
-                member.running.close()
-                return False
-            self._listen(member)
-            for _ in range(min(self._each, self.scheduler.queue.count)):
-                self.start_due(time.perf_counter())
+                fresh.close()
+                break
+            self.start_due(time.perf_counter())
             return True
+        if process is not None:
+            process.process.close()
         return False
 
     def _is_over(self) -> bool:
         """True where nothing is left to be done by a process that would be started."""
-        return self.scheduler.lost is not None or bool(self.scheduler.closed and not self.busy)
+        return (
+            self._closing.is_set() or self.scheduler.lost is not None or bool(self.scheduler.closed and not self.busy)
+        )
 
     def _give_up(self, problem: Exception) -> None:
         """Fails all requests, since no process can be started."""
@@ -250,91 +518,73 @@ class ProcessSteps(PoolSteps):
         self._answers.extend((request, why) for request in left)
         self.deliver()
 
-    def _end(self, step: Step, result: Answer | Exception) -> None:
-        """Gives the slot of a request that is over to the next one, and notes its answer."""
-        (request,) = step.requests
-        now = time.perf_counter()
-        wanted = not request.future.cancelled()
-        again = isinstance(result, ProcessLost) and wanted and not self.scheduler.lost
-        if again and request.runs < self._settings.retries:
-            with self._lock:
-                decision = self.scheduler.put_back(step, now)
-            self._begin(decision)
-            return
-        failed = isinstance(result, Exception) or not wanted
-        with self._lock:
-            self._dropped += not wanted
-            self._late += wanted and isinstance(result, TimedOut)
-            decision = self.scheduler.ended(step, now, failed=failed)
-        if decision is not NOTHING:
-            self._begin(decision)
-        self._answers.append((request, result))
-
     def cancelled(self, future: PoolFuture) -> None:
         """Tells the process that has a request that nobody waits for it any more."""
-        for member in self._members:
-            member.drop(future)
+        self._drop(future)
+
+    def _drop(self, future: PoolFuture | None = None) -> None:
+        with self._lock:  # so that the slot is not the next request's by now
+            for member in self._members:
+                if member.line is not None:
+                    member.line.drop(future)
 
     def close(self, *, finish: bool = True) -> None:
         """Takes no more requests. Those that wait, here or in a process, fail, unless they are to be finished."""
         super().close(finish=finish)
-        for member in self._members if not finish else ():
-            member.drop()
+        if not finish:
+            self._drop()
 
     def end(self) -> None:
-        """Ends the processes."""
-        with self._lock:
-            there = [member for member in self._members if member.memory is not None]
-            for member in there:
-                member.retire()
-        for member in there:
-            member.running.process.hang_up()
-        for member in there:
-            self._hang_up(member.running)
+        """Lets go of the processes, and ends those that were started here."""
         self._closing.set()
-        for member, watcher in zip(self._members, self._watchers, strict=True):
-            while watcher.is_alive():
-                member.running.kill()  # one that is being started
-                watcher.join(_NAP)
+        with self._lock:
+            lines = [member.line for member in self._members]
+            for member in self._members:
+                member.before, member.line = (*member.counts(),), None
+        for member in self._members:
+            if member.process is not None:
+                member.process.process.hang_up()
+        for line in lines:
+            if line is not None:
+                line.close()
+        for watcher in self._watchers:
+            watcher.join()
+        for member in self._members:
+            if member.process is not None:
+                member.process.close()
 
     def after_fork(self) -> None:
         """Forgets everything, in a forked child: the processes are the parent's, and so is what comes from them."""
         self._members, self._watchers, self._handles, self._bell = [], [], {}, select.epoll()
         super().after_fork()
+        self._outbox.close(self.scheduler.closed)
 
     def stats(self) -> Stats:
-        """Counts so far, of all processes together."""
-        each = [member.stats() for member in self._members]
+        """Counts so far: of this client's requests, and of the steps of all processes together."""
+        each = [member.state().stats for member in self._members]
         with self._lock:
             found = self.scheduler.stats()
         return replace(
             found,
-            failed=found.failed - self._dropped - self._late,
-            timed_out=found.timed_out + self._late,
-            cancelled=found.cancelled + self._dropped,
             waiting=found.waiting + sum(one.waiting for one in each),
             **{name: sum(getattr(one, name) for one in each) for name in ("rows", "filled", "steps", "in_flight")},
         )
 
     def processes(self) -> tuple[ProcessState, ...]:
         """State of each process."""
-        return tuple(
-            ProcessState(one.place, one.running.process.pid if one.memory is not None else 0, one.restarts, one.stats())
-            for one in self._members
-        )
+        return tuple(member.state() for member in self._members)
 
 
 def _watch(steps: ref[ProcessSteps], number: int) -> None:
     """Waits until a process ends, and has it replaced, again and again. It keeps nothing alive: a pool that nobody can reach goes."""
     while (pool := steps()) is not None:
         try:
-            handle = os.dup(pool._members[number].running.ended)
-        except OSError:  # the pool is being closed
+            line = pool._members[number].line
+            handle = os.dup(-1 if line is None else line.socket.fileno())
+        except (OSError, IndexError):  # the pool is being closed
             return
-        del pool
-        poller = select.poll()
-        poller.register(handle, select.POLLIN)
-        poller.poll()
+        del pool, line
+        _readable(handle, None)
         os.close(handle)
         pool = steps()
         if pool is None or not pool.revive(number):
@@ -348,3 +598,39 @@ def _is_wanted(future: PoolFuture) -> bool:
         return True
     future.set_running_or_notify_cancel()
     return False
+
+
+def _lost(place: str, why: str) -> ProcessLost:
+    """Error of the requests that a process had."""
+    what = f"the process of {place} ended while it had the request{why}"
+    return ProcessLost(what, fix="send it again, unless such requests end it each time")
+
+
+def attach(places: Sequence[tuple[str, bytes]], settings: PoolSettings) -> Pool:
+    """Makes a pool of the processes of another one, which was sent here.
+
+    Raises:
+        Closed: That one is closed.
+    """
+    try:
+        return of_members([Member(place, address, None, bool) for place, address in places], settings)
+    except LOST as problem:
+        raise Closed("the pool that was sent here is closed", fix="send one that is open") from problem
+
+
+def of_members(members: Sequence[Member], settings: PoolSettings) -> Pool:
+    """Makes a pool of processes that are ready."""
+    hellos = [member.line.hello for member in members if member.line is not None]
+    about = _about([hello.about for hello in hellos], len({member.place for member in members}))
+    return Pool(hellos[0].ports, (), settings, about, steps=ProcessSteps(members, settings))
+
+
+def _about(every: Sequence[About], gpus: int) -> About:
+    """Description of a pool by those of its processes."""
+    first = every[0]
+    facts = {**first.facts, "processes": len(every), "gpus": gpus}
+    if "bytes" in facts:
+        facts["bytes"] = sum(about.facts["bytes"] for about in every)
+    checks = tuple(check for about in every for check in about.checks)
+    notes = tuple(dict.fromkeys(note for about in every for note in about.notes))
+    return replace(first, checks=checks, notes=notes, facts=facts)

@@ -1,11 +1,11 @@
 """Memory that two processes share: requests go in, answers come out, and no array is pickled that has the shape of its port.
 
-A file without a name (`memfd_create`), mapped by both, so that nothing is left of it however either process ends. Its parts begin at
-multiples of a page, and numbers are little-endian:
+A file without a name (`memfd_create`), mapped by both, so that nothing is left of it however either process ends. Each client of a worker
+has one of its own. Its parts begin at multiples of a page, and numbers are little-endian:
 
 | part | what |
 | --- | --- |
-| counts | `COUNTS`: what the pool of the worker has counted so far |
+| taken | how many requests of this client the worker has taken so far |
 | requests | ring: as many uint32 as there are slots, each the number of a slot that has a request |
 | answers | ring of answers, likewise |
 | flags | a byte for each slot: 1 where nobody waits for its request any more |
@@ -40,7 +40,8 @@ from numpy.typing import NDArray
 from msplit.errors import Closed, EngineError, MsplitError
 
 COUNTS = struct.Struct("<6q")
-"""Requests that came, that wait, steps that ended, that run, rows of steps, rows of padding."""
+"""What the pool of a worker has counted, in a page that all its clients see: rows that are under way there, requests that wait, steps that
+ended, that run, rows of steps, rows of padding."""
 REQUEST = struct.Struct("<qqqdd")
 """Bytes that are spilled (0: the arrays are as laid out), rows, priority level, time of coming and deadline (CLOCK_MONOTONIC)."""
 ANSWER = struct.Struct("<qq")
@@ -245,15 +246,17 @@ class Memory:
         requests, answers: The rings.
         inputs, outputs: The arrays.
         flags: A byte for each slot.
+        taken: One number: requests that the worker has taken.
     """
 
     def __init__(
-        self, handle: int, bells: tuple[int, int], sizes: MemorySizes, inputs: Layouts, outputs: Layouts
+        self, handle: int, bells: Sequence[int], sizes: MemorySizes, inputs: Layouts, outputs: Layouts
     ) -> None:
         counts, inputs_spill, outputs_spill = sizes.slots, *sizes.spills()
         asked, told, flags, self._asks, self._tells, ins, outs, spilled, rest, end = sizes.parts()
         self._memory = memory = mmap.mmap(handle, end)
         whole = memoryview(memory)
+        self.taken = whole[:8].cast("q")
         self.requests = Ring(whole[asked : asked + 4 * counts].cast("I"), bells[0])
         self.answers = Ring(whole[told : told + 4 * counts].cast("I"), bells[1])
         self.flags = whole[flags : flags + counts]
@@ -287,11 +290,3 @@ class Memory:
         data = self.outputs.spilled(slot, size)
         self.outputs.release(slot, size)
         return unpacked_error(data) if kind == ERROR else pickle.loads(data)
-
-    def count(self, *counts: int) -> None:
-        """Writes the worker's counts; see `COUNTS`."""
-        COUNTS.pack_into(self._memory, 0, *counts)
-
-    def counts(self) -> tuple[int, ...]:
-        """The worker's counts."""
-        return COUNTS.unpack_from(self._memory, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -127,8 +127,8 @@ class Scheduler:
     """Queue and slots of a pool, and the decisions which request goes where.
 
     Args:
-        slots: Priority level and index of the place of each slot: one for a GPU; of a pool of processes, one for each of them. A slot runs
-            one step at a time, of requests of its level or more urgent ones. A step goes to the place where the fewest rows run.
+        slots: Priority level and index of the GPU of each slot. A slot runs one step at a time, of requests of its level or more urgent
+            ones. Of several GPUs, a step goes to the one with most free slots.
         buckets: Rows of the steps that were prepared, ascending; empty where requests have no rows.
         bucket_of: Gives the bucket for a number of rows.
         settings: Number of priority levels, time to wait for further requests, most requests that may wait.
@@ -152,12 +152,11 @@ class Scheduler:
         holds_thread: bool = False,
     ) -> None:
         self._slots, self._bucket_of, self._holds_thread = tuple(slots), bucket_of, holds_thread
-        places = range(max((place for _, place in slots), default=0) + 1)
-        self._free: list[list[list[int]]] = [[[] for _ in places] for _ in range(settings.priorities)]
-        for index, (level, place) in enumerate(slots):
-            self._free[level][place].append(index)
-        self._away: dict[int, list[list[int]]] = {}
-        self._running_on = [0 for _ in places]  # rows, and steps without any
+        gpus = range(max((gpu for _, gpu in slots), default=0) + 1)
+        self._free: list[list[list[int]]] = [[[] for _ in gpus] for _ in range(settings.priorities)]
+        for index, (level, gpu) in enumerate(slots):
+            self._free[level][gpu].append(index)
+        self._running_on = [0 for _ in gpus]
         self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue)
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
@@ -193,48 +192,14 @@ class Scheduler:
         """
         if self.closed or self.lost is not None:
             self._refuse()
-        step = self._at_once(level, rows)
-        self.alone += step is not None
-        return step
-
-    def start_now(self, request: Request) -> Step | None:
-        """Starts a request as a step of its own; None where no slot is free, requests wait, or no more are taken. Takes a third of the time
-        of `put`."""
-        if self.closed or self.lost is not None:
-            return None
-        return self._at_once(request.level, request.rows, (request,))
-
-    def _at_once(self, level: int, rows: int, requests: tuple[Request, ...] = ()) -> Step | None:
         if not self.queue.count:
             for number in range(level, len(self._free)):
-                place = self._freest(number)
-                if self._free[number][place]:
+                gpu = self._freest(number)
+                if self._free[number][gpu]:
+                    self.alone += 1
                     self._direct += 1
-                    return self._start(number, place, rows, requests)
+                    return self._start(number, gpu, rows)
         return None
-
-    def answered(self, step: Step) -> None:
-        """Takes note that the only request of a step has its answer, and that its slot is free; `due` is next."""
-        self._answered += 1
-        self._leave(step)
-
-    def put_back(self, step: Step, now: float) -> Decision:
-        """Takes note that the process of a step has ended: its requests wait again. Returns what runs next."""
-        self._leave(step)
-        for request in step.requests:  # as another one: heaps may have entries of the first
-            self.queue.put(replace(request, runs=request.runs + 1), again=True)
-        return self.due(now)
-
-    def withdraw(self, place: int) -> None:
-        """Starts nothing in a place any more, until it is back."""
-        self._away[place] = [free[place] for free in self._free]
-        for free in self._free:
-            free[place] = []
-
-    def restore(self, place: int) -> None:
-        """Takes note that a place is back: its slots are free, but for those whose steps have not ended."""
-        for free, slots in zip(self._free, self._away.pop(place), strict=True):
-            free[place] += slots
 
     def due(self, now: float, *, join: bool = True) -> Decision:
         """The step that is due now, if a slot is free, and the requests that are too late.
@@ -247,12 +212,12 @@ class Scheduler:
         if not queue.count or queue.next_time > now:
             return NOTHING
         late = tuple(expired) if (expired := queue.expired(now)) else ()
-        for level, free in enumerate(self._free):
-            place = self._freest(level)
+        for level, gpus in enumerate(self._free):
+            gpu = self._freest(level)
             # A GPU with nothing to do waits for no further requests.
-            if free[place] and (requests := queue.take(now, level, join and self._running_on[place] > 0)):
+            if gpus[gpu] and (requests := queue.take(now, level, join and self._running_on[gpu] > 0)):
                 rows = sum([request.rows for request in requests])
-                return Decision(self._start(level, place, rows, tuple(requests)), late)
+                return Decision(self._start(level, gpu, rows, tuple(requests)), late)
         return Decision(None, late) if late else NOTHING
 
     def ended(self, step: Step, now: float, *, failed: bool = False) -> Decision:
@@ -277,10 +242,12 @@ class Scheduler:
         else:
             self._answered += len(requests) + alone
         if again:
-            self._running_on[self._slots[slot][1]] += max(again[0].rows, 1) - max(rows, 1)
             rows = again[0].rows
             return Decision(Step(slot, self._bucket_of(rows), rows, again[:1], again[1:]), (), requests)
-        self._leave(step)
+        level, gpu = self._slots[slot]
+        self._free[level][gpu].append(slot)
+        self.running -= 1
+        self._running_on[gpu] -= 1
         following = self.due(now) if self.queue.count else NOTHING
         return Decision(following.start, following.late, requests) if requests else following
 
@@ -322,25 +289,15 @@ class Scheduler:
         raise Closed(self.closed, fix="open another one")
 
     def _freest(self, level: int) -> int:
-        """Index of the place with the fewest rows that run, of those with a free slot of a level; 0 where there is none."""
-        free, least = self._free[level], 0
-        for place in range(1, len(free)):
-            if free[place] and not (free[least] and self._running_on[least] <= self._running_on[place]):
-                least = place
-        return least
+        """Index of the GPU with most free slots of a level, so that all have as much to do."""
+        gpus = self._free[level]
+        return 0 if len(gpus) == 1 else max(range(len(gpus)), key=lambda gpu: len(gpus[gpu]))
 
-    def _start(self, level: int, place: int, rows: int, requests: tuple[Request, ...] = ()) -> Step:
+    def _start(self, level: int, gpu: int, rows: int, requests: tuple[Request, ...] = ()) -> Step:
         """Puts a step into a free slot."""
         self.running += 1
-        self._running_on[place] += rows or 1
-        return Step(self._free[level][place].pop(), self._bucket_of(rows), rows, requests)
-
-    def _leave(self, step: Step) -> None:
-        """Takes a step out of its slot."""
-        level, place = self._slots[step.slot]
-        (self._away[place][level] if place in self._away else self._free[level][place]).append(step.slot)
-        self.running -= 1
-        self._running_on[place] -= step.rows or 1
+        self._running_on[gpu] += 1
+        return Step(self._free[level][gpu].pop(), self._bucket_of(rows), rows, requests)
 
 
 class _Line:
@@ -426,8 +383,7 @@ class Queue:
         if len(line.requests) == 1 or (full and before < self._largest and request.key is not None):
             self.next_time = min(self.next_time, self._enter(line, full))
         if request.deadline != NEVER:
-            self._entries += 1
-            heappush(self._late, (request.deadline, self._entries, request))
+            heappush(self._late, (request.deadline, self.taken, request))
             self.next_time = min(self.next_time, request.deadline)
         return full
 

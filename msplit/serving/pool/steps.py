@@ -313,7 +313,7 @@ class PoolSteps:
         polled: Time of the last `poll`, in seconds of the performance counter.
         orphaned: True in a forked child, which has neither the threads nor the device of the pool.
         on_device: True where outputs can be left on the device.
-        spins: True where a thread that waits for an answer polls for a while before it sleeps.
+        spin: Most seconds for which a thread that waits for an answer polls before it sleeps.
         descriptor: Descriptor that can be read when there is something to do; None: somebody has to poll.
     """
 
@@ -324,7 +324,7 @@ class PoolSteps:
         self.flying: list[Step] = []
         self.polled = -NEVER
         self.orphaned = False
-        self.on_device, self.spins = not threads, True
+        self.on_device, self.spin = not threads, NEVER
         self.descriptor: int | None = None
         # Steps that are over, and answers to deliver. Each thread takes one answer at a time, so that a function that an answer calls may
         # wait for any other answer.
@@ -532,6 +532,14 @@ class PoolSteps:
         scheduler.close("the pool belongs to another process")
         scheduler.lost = self.scheduler.lost
         vars(self).update(vars(PoolSteps(self._ports, (), scheduler)), orphaned=True)
+
+    def reduce(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What a pool is sent to another process as: its processes, where it has some.
+
+        Raises:
+            TypeError: It has none.
+        """
+        raise TypeError("a pool whose steps run in this process can not be sent to another one")
 
     def processes(self) -> tuple[ProcessState, ...]:
         """State of each process that runs steps; none where this one does."""

@@ -1,13 +1,19 @@
-"""Process of a pool: has a GPU, or a part of one, with a pool of its own, and answers what its caller writes into their shared memory.
+"""Process of a pool: has a GPU, or a part of one, with a pool of its own, and answers what its clients write into memory shared with each.
 
-It ends when the process that started it does, however that ends, or when its GPU fails, so that another one takes its place.
+It ends when the process that started it does, however that ends, or when its GPU fails, so that another one takes its place. Clients
+connect to its socket: the process that started it, and each process that the pool was sent to. One that is gone takes nothing with it but
+its own requests.
 """
 
 from __future__ import annotations
 
 import gc
+import mmap
 import os
+import pickle
 import select
+import socket
+import struct
 import sys
 import threading
 import time
@@ -23,7 +29,7 @@ from msplit.errors import DeviceLost, EngineError
 from msplit.progress import Progress
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Ports
-from msplit.serving.pool.ring import DROPPED, ERROR, OUTPUTS, Memory, MemorySizes, bytes_of, packed_error
+from msplit.serving.pool.ring import COUNTS, DROPPED, ERROR, OUTPUTS, Memory, MemorySizes, bytes_of, packed_error
 from msplit.serving.pool.settings import PoolSettings
 
 _SPIN = 1e-3
@@ -35,7 +41,7 @@ _GRACE = 0.8
 """Seconds to close the pool in."""
 _FEWEST, _MOST = 16, 1024
 """Slots of the memory."""
-_ROOM = 1 << 30
+_ROOM = 1 << 28
 """Bytes that slots may take, where more than `_FEWEST` are."""
 
 
@@ -45,21 +51,20 @@ class Start:
 
     Attributes:
         make: Makes its pool; called with a function that is told of progress.
-        handle: Descriptor of the memory's file, which has no size yet.
-        bells: Descriptors of the eventfds of requests and of answers.
+        listens: Descriptor of the socket that its clients connect to.
         spins: True where there is a core for it to look for what is over without sleeping.
     """
 
     make: Callable[[Progress], Pool]
-    handle: int
-    bells: tuple[int, int]
+    listens: int
     spins: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Hello:
-    """What a process says when it is ready: the description of its pool, and the sizes of the memory."""
+    """What a process says to a client: its number, the description of its pool, and the sizes of the memory that they share."""
 
+    pid: int
     ports: Ports
     about: About
     settings: PoolSettings
@@ -76,71 +81,139 @@ def sizes_of(ports: Ports, about: About, settings: PoolSettings) -> MemorySizes:
     return MemorySizes(slots, sizes[0], sizes[1], inputs is None)
 
 
-def memory_of(hello: Hello, handle: int, bells: tuple[int, int]) -> Memory:
-    """The memory that a process and its caller share, as either sees it."""
+def memory_of(hello: Hello, handle: int, bells: Sequence[int]) -> Memory:
+    """The memory that a process and a client share, as either sees it."""
     ports, outputs = hello.ports, hello.about.outputs
     return Memory(handle, bells, hello.sizes, ports.input_layout, partial(ports.output_layout, outputs))
+
+
+def is_ours(line: socket.socket) -> bool:
+    """True if the other end of a connection belongs to this user: any process of the machine can connect, and what is pickled is trusted."""
+    _, user, _ = struct.unpack("iII", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(user == os.geteuid())
+
+
+class _Client:
+    """A process that asks.
+
+    Attributes:
+        memory: Shared with it.
+        gone: True when it has ended.
+    """
+
+    def __init__(self, line: socket.socket, hello: Hello, counts: int) -> None:
+        flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
+        self.line, self.gone = line, False
+        self.bells = os.eventfd(0, flags), os.eventfd(0, flags)
+        handle = os.memfd_create("msplit-pool")
+        try:
+            os.ftruncate(handle, hello.sizes.parts()[-1])
+            self.memory = memory_of(hello, handle, self.bells)
+            line.settimeout(_WATCH)
+            socket.send_fds(line, [b"\0"], [handle, *self.bells, counts])
+            line.sendall(pickle.dumps(hello))
+        finally:
+            os.close(handle)
+
+    def leave(self) -> None:
+        """Drops what it had asked, and gives back what was shared."""
+        self.gone, self.memory.flags[:] = True, b"\1" * len(self.memory.flags)
+        self.line.close()
+        for bell in self.bells:
+            os.close(bell)
 
 
 class _Serving:
     """The main loop, and what its callbacks share."""
 
-    def __init__(self, pool: Pool, memory: Memory, bell: int, stop: int, spins: bool) -> None:
-        self.pool, self.memory = pool, memory
-        self._bell, self._stop, self._spins = bell, stop, spins
+    def __init__(self, pool: Pool, hello: Hello, listener: socket.socket, stop: int, spins: bool) -> None:
+        self.pool, self._hello, self._listener = pool, hello, listener
+        self._stop, self._spins = stop, spins
         self._main, self._lock = get_ident(), threading.Lock()
-        self._answered = False
+        self._clients: dict[int, _Client] = {}
+        self._answered, self._under_way = set[_Client](), 0
+        self._counted = os.memfd_create("msplit-pool")
+        os.ftruncate(self._counted, mmap.PAGESIZE)
+        self._counts = mmap.mmap(self._counted, mmap.PAGESIZE)
+        self._poller = select.epoll()
+        for handle in (listener.fileno(), stop):
+            self._poller.register(handle, select.EPOLLIN)
         self.lost: DeviceLost | None = None
 
     def run(self) -> None:
         """Answers requests until it is to stop, or the GPU fails."""
-        pool, requests, polls = self.pool, self.memory.requests, self.pool.polls
-        waits: Sequence[int] = (self._bell, self._stop)
-        poller = select.epoll()
-        for handle in waits:
-            poller.register(handle, select.EPOLLIN)
+        pool, polls, poller = self.pool, self.pool.polls, self._poller
         busy, since = False, 0.0
         while self.lost is None:
-            if not busy:
-                ready = [handle for handle, _ in poller.poll()]
-            elif self._spins and time.perf_counter() - since < _SPIN:
-                ready = [handle for handle, _ in poller.poll(0)]
-            else:
-                ready = select.select(waits, (), (), _NAP)[0]
-            if self._stop in ready:
-                return
-            for slot in requests.take() if ready else ():
-                self._accept(slot)
+            if busy and not (self._spins and time.perf_counter() - since < _SPIN):
+                select.select((poller,), (), (), _NAP)
+            ready = poller.poll(0 if busy else None)
+            for handle, _ in ready:
+                if handle == self._stop:
+                    return
+                if (client := self._clients.get(handle)) is None:
+                    self._meet()
+                elif handle == client.line.fileno():
+                    self._leave(client)
+                else:
+                    slots = client.memory.requests.take()
+                    client.memory.taken[0] += len(slots)
+                    for slot in slots:
+                        self._accept(client, slot)
             busy = pool.drive() if polls else False
             if ready or self._answered:
                 since = time.perf_counter()
-            if self._answered or ready:
                 self._tell()
 
-    def _accept(self, slot: int) -> None:
-        reply = SlotReply(self, slot)
+    def _meet(self) -> None:
+        """Takes a client, if it is one and listens."""
+        line, _ = self._listener.accept()
+        with suppress(OSError):
+            if is_ours(line):
+                client = _Client(line, self._hello, self._counted)
+                for handle in (client.bells[0], line.fileno()):
+                    self._clients[handle] = client
+                    self._poller.register(handle, select.EPOLLIN)
+                return
+        line.close()
+
+    def _leave(self, client: _Client) -> None:
+        for handle in (client.bells[0], client.line.fileno()):
+            self._poller.unregister(handle)
+            del self._clients[handle]
+        with self._lock:
+            client.leave()
+
+    def _accept(self, client: _Client, slot: int) -> None:
+        reply = SlotReply(self, client, slot)
         try:
-            feeds, reply.rows, level, since, deadline = self.memory.asked(slot)
-            self.pool.accept(feeds, level, since, deadline, reply.claim, reply)
-        except Exception as problem:  # noqa: BLE001  the caller gets it
+            feeds, reply.rows, level, since, deadline = client.memory.asked(slot)
+            self._under_way += reply.rows or 1
+            self.pool.accept(feeds, reply.rows, level, since, deadline, reply)
+        except Exception as problem:  # noqa: BLE001  the client gets it
             reply.set_exception(problem)
 
-    def tell(self, slot: int, kind: int, size: int) -> None:
-        """Puts an answer into the ring. What the main loop brings is told at its end, what another thread brings at once."""
+    def tell(self, reply: SlotReply, kind: int, size: int) -> None:
+        """Puts an answer into its ring. What the main loop brings is told at its end, what another thread brings at once."""
+        client = reply.client
         with self._lock:
-            self.memory.tell(slot, kind, size)
-            self.memory.answers.push(slot)
-        if get_ident() == self._main:
-            self._answered = True
-        else:
+            self._under_way -= reply.rows or 1
+            if not client.gone:
+                client.memory.tell(reply.slot, kind, size)
+                client.memory.answers.push(reply.slot)
+            self._answered.add(client)
+        if get_ident() != self._main:
             self._tell()
 
     def _tell(self) -> None:
         stats = self.pool.scheduler.stats()  # without its lock, which is held where a request is claimed
+        counts = (self._under_way, stats.waiting, stats.steps, stats.in_flight, stats.rows, stats.filled)
         with self._lock:
-            self._answered = False
-            self.memory.count(stats.requests, stats.waiting, stats.steps, stats.in_flight, stats.rows, stats.filled)
-            self.memory.answers.ring()
+            COUNTS.pack_into(self._counts, 0, *counts)
+            for client in self._answered:
+                if not client.gone:
+                    client.memory.answers.ring()
+            self._answered.clear()
 
     def fail(self, problem: DeviceLost) -> None:
         """Ends the loop, since the GPU has failed."""
@@ -152,45 +225,46 @@ class SlotReply:
     """Place of the answer to a request: what a pool knows as its future.
 
     Attributes:
+        client, slot: Who gets it, and where.
         rows: Rows of the request.
     """
 
-    __slots__ = ("_serving", "_slot", "rows")
+    __slots__ = ("_serving", "client", "rows", "slot")
 
-    def __init__(self, serving: _Serving, slot: int) -> None:
-        self._serving, self._slot, self.rows = serving, slot, 0
+    def __init__(self, serving: _Serving, client: _Client, slot: int) -> None:
+        self._serving, self.client, self.slot, self.rows = serving, client, slot, 0
 
-    def claim(self) -> bool:
-        """Takes the request for a step; False where nobody waits for it, which the caller is told."""
-        if not self._serving.memory.flags[self._slot]:
+    def set_running_or_notify_cancel(self) -> bool:
+        """Takes the request for a step; False where nobody waits for it, which the client is told."""
+        if not self.client.memory.flags[self.slot]:
             return True
-        self._serving.tell(self._slot, DROPPED, 0)
+        self._serving.tell(self, DROPPED, 0)
         return False
 
     def set_result(self, outputs: Mapping[str, Any]) -> None:
         """Writes outputs."""
         try:
-            size = self._serving.memory.outputs.write(self._slot, self.rows, outputs)
-        except Exception as problem:  # noqa: BLE001  the caller gets it
+            size = self.client.memory.outputs.write(self.slot, self.rows, outputs)
+        except Exception as problem:  # noqa: BLE001  the client gets it
             self.set_exception(problem)
         else:
-            self._serving.tell(self._slot, OUTPUTS, size)
+            self._serving.tell(self, OUTPUTS, size)
 
     def set_exception(self, problem: Exception) -> None:
         """Writes an error. That of a GPU ends the process, and its requests are run in another one."""
         if isinstance(problem, DeviceLost):
             self._serving.fail(problem)
             return
-        area, data = self._serving.memory.outputs, packed_error(problem)
+        area, data = self.client.memory.outputs, packed_error(problem)
         try:
-            size = area.spill(self._slot, data)
+            size = area.spill(self.slot, data)
         except EngineError:  # a message of 64 MB
-            size = area.spill(self._slot, packed_error(EngineError(str(problem)[:1000])))
-        self._serving.tell(self._slot, ERROR, size)
+            size = area.spill(self.slot, packed_error(EngineError(str(problem)[:1000])))
+        self._serving.tell(self, ERROR, size)
 
 
 def _watch(pipe: Connection, parent: int, stop: int) -> None:
-    """Ends this process when the other one is gone or wants it to, whatever the main thread does."""
+    """Ends this process when the one that started it is gone or wants it to, whatever the main thread does."""
     with suppress(OSError, EOFError):
         while not pipe.poll(_WATCH) and os.getppid() == parent:
             pass
@@ -200,25 +274,24 @@ def _watch(pipe: Connection, parent: int, stop: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The process."""
+    """The process. Says None when its clients may connect, else the error that hinders it."""
     pipe, parent = Connection(int(arguments[0])), int(arguments[1])
     start: Start = pipe.recv()
-    stop = os.eventfd(0)
+    stop, listener = os.eventfd(0), socket.socket(fileno=start.listens)
     threading.Thread(target=_watch, args=(pipe, parent, stop), daemon=True).start()
     try:
         pool = start.make(lambda what, share: pipe.send((what, share)))
         ports = pool.ports.on_host()
-        hello = Hello(ports, pool.about, pool.settings, sizes_of(ports, pool.about, pool.settings))
-        os.ftruncate(start.handle, hello.sizes.parts()[-1])
-        memory = memory_of(hello, start.handle, start.bells)
+        sizes = sizes_of(ports, pool.about, pool.settings)
+        serving = _Serving(
+            pool, Hello(os.getpid(), ports, pool.about, pool.settings, sizes), listener, stop, start.spins
+        )
     except Exception as problem:  # noqa: BLE001  the other process raises it
         pipe.send(packed_error(problem))
         return
     gc.collect()
     gc.freeze()
-    pipe.send(hello)
-    # A number as low as can be: `select` knows those below 1,024 only.
-    serving = _Serving(pool, memory, os.dup(start.bells[0]), stop, start.spins)
+    pipe.send(None)
     serving.run()
     if serving.lost is not None:
         pipe.send(packed_error(serving.lost))

@@ -172,11 +172,11 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         mine.ask(0, {"s": np.array([b"x" * (1 << 17)], object)}, 1, 0, 0.0, 0.0)
 
 
-def test_counts_flags_and_errors() -> None:
+def test_flags_errors_and_how_many_were_taken() -> None:
     with memory({"a": (np.dtype("int8"), ())}, entries=1) as (mine, its, _):
-        its.count(1, 2, 3, 4, 5, 6)
+        its.taken[0] += 7
         mine.flags[2] = 1
-        assert (mine.counts(), [*its.flags]) == ((1, 2, 3, 4, 5, 6), [0, 0, 1])
+        assert (mine.taken[0], [*its.flags]) == (7, [0, 0, 1])
         its.tell(2, ERROR, its.outputs.spill(2, packed_error(Busy("words"))))
         assert isinstance(mine.told(2, 1), Busy)
         its.tell(2, DROPPED, 0)

@@ -320,38 +320,6 @@ def test_a_gpu_with_nothing_to_do_waits_for_no_company() -> None:
     assert made.due(1.0 + 2 * JOIN_WINDOW).start is not None
 
 
-def test_what_a_place_had_that_is_gone_waits_again() -> None:
-    """Behind the others, until its deadline; nothing is started there before it is back, and no slot is lost or there twice."""
-    made = Scheduler([(0, place) for place in (0, 0, 1, 1)], (), int, PoolSettings(max_queue=1))
-    fates = Fates()
-    steps = [made.start_now(fates.request(number, 1, None, 0, 1.0, 5.0 if number else NEVER)) for number in range(4)]
-    assert all(steps)
-    assert made.start_now(fates.request(4, 1, None, 0, 1.0, NEVER)) is None
-    made.put(fates.request(5, 1, None, 0, 1.0, NEVER))
-    made.withdraw(0)
-    gone = [step for step in steps if step is not None and step.slot < 2]
-    kept = [step for step in steps if step is not None and step.slot >= 2]
-    for step in gone:
-        assert made.put_back(step, 2.0) is NOTHING, "it is neither refused nor started"
-    assert (made.queue.count, made.running) == (3, 2)
-    following = made.ended(kept[0], 3.0).start
-    assert following is not None
-    assert [number_of(one) for one in following.requests] == [5]
-    decision = made.due(6.0)
-    late = [number_of(one) for one in decision.late]
-    assert len(late) + made.queue.count == 2
-    assert made.queue.count == sum(number_of(step.requests[0]) == 0 for step in gone)
-    made.restore(0)
-    again = [step for step in (made.due(7.0).start,) if step is not None]
-    assert [(step.requests[0].runs, step.slot < 2) for step in again] == [(1, True)] * len(again)
-    for step in (*again, following, kept[1]):
-        made.ended(step, 8.0)
-    taken = [made.start_now(fates.request(9, 1, None, 0, 9.0, NEVER)) for _ in range(5)]
-    assert sorted(step.slot for step in taken if step is not None) == [0, 1, 2, 3]
-    stats = made.stats()
-    assert (stats.requests, stats.answered, stats.timed_out) == (9, 5 - len(late), len(late))
-
-
 def test_the_scheduler_knows_no_thread_no_clock_and_no_engine() -> None:
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
