@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.base import Arrays, Executable, Feeds
-from msplit.errors import EngineError, MsplitError
-from msplit.progress import Progress, silent
+from msplit.errors import MsplitError
+from msplit.progress import Progress
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.processes import Member, PoolProcess, of_members

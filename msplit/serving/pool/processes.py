@@ -15,7 +15,6 @@ import mmap
 import os
 import pickle
 import select
-import signal
 import socket
 import threading
 import time
@@ -30,7 +29,7 @@ from msplit.engines.process import LOST, Process
 from msplit.errors import Busy, Closed, DeviceLost, EngineError, ProcessLost, TimedOut
 from msplit.progress import Progress
 from msplit.serving.pool.pool import About, Pool
-from msplit.serving.pool.ring import COUNTS, Memory, unpacked_error
+from msplit.serving.pool.ring import COUNTS, unpacked_error
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, settle

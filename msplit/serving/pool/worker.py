@@ -88,7 +88,7 @@ def memory_of(hello: Hello, handle: int, bells: Sequence[int]) -> Memory:
 
 
 def is_ours(line: socket.socket) -> bool:
-    """True if the other end of a connection belongs to this user: any process of the machine can connect, and what is pickled is trusted."""
+    """True if the other end of a connection is this user's: any process can connect, and what is pickled is trusted."""
     _, user, _ = struct.unpack("iII", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return bool(user == os.geteuid())
 
@@ -112,6 +112,8 @@ class _Client:
             line.settimeout(_WATCH)
             socket.send_fds(line, [b"\0"], [handle, *self.bells, counts])
             line.sendall(pickle.dumps(hello))
+        except OSError:
+            self.leave()
         finally:
             os.close(handle)
 
@@ -151,38 +153,39 @@ class _Serving:
             for handle, _ in ready:
                 if handle == self._stop:
                     return
-                if (client := self._clients.get(handle)) is None:
-                    self._meet()
-                elif handle == client.line.fileno():
-                    self._leave(client)
-                else:
-                    slots = client.memory.requests.take()
-                    client.memory.taken[0] += len(slots)
-                    for slot in slots:
-                        self._accept(client, slot)
+                self._hear(handle)
             busy = pool.drive() if polls else False
             if ready or self._answered:
                 since = time.perf_counter()
                 self._tell()
 
-    def _meet(self) -> None:
-        """Takes a client, if it is one and listens."""
-        line, _ = self._listener.accept()
-        with suppress(OSError):
-            if is_ours(line):
-                client = _Client(line, self._hello, self._counted)
-                for handle in (client.bells[0], line.fileno()):
-                    self._clients[handle] = client
-                    self._poller.register(handle, select.EPOLLIN)
-                return
-        line.close()
+    def _hear(self, handle: int) -> None:
+        """Takes the requests of a client, or takes note that it is there or has gone."""
+        if handle == self._listener.fileno():
+            self._meet()
+        elif (client := self._clients.get(handle)) is None:
+            return  # what it has said came together with its end
+        elif handle != client.line.fileno():
+            slots = client.memory.requests.take()
+            client.memory.taken[0] += len(slots)
+            for slot in slots:
+                self._accept(client, slot)
+        else:
+            for each in (client.bells[0], handle):
+                self._poller.unregister(each)
+                del self._clients[each]
+            with self._lock:
+                client.leave()
 
-    def _leave(self, client: _Client) -> None:
-        for handle in (client.bells[0], client.line.fileno()):
-            self._poller.unregister(handle)
-            del self._clients[handle]
-        with self._lock:
-            client.leave()
+    def _meet(self) -> None:
+        """Takes a client, if it is one of this user's and listens."""
+        line, _ = self._listener.accept()
+        if not is_ours(line):
+            line.close()
+        elif not (client := _Client(line, self._hello, self._counted)).gone:
+            for handle in (client.bells[0], line.fileno()):
+                self._clients[handle] = client
+                self._poller.register(handle, select.EPOLLIN)
 
     def _accept(self, client: _Client, slot: int) -> None:
         reply = SlotReply(self, client, slot)
