@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.environment import THREADS, THREADS_BYTES, native_threads
 from msplit.errors import Closed, EngineError, MsplitError
 
 COUNTS = struct.Struct("<6q")
@@ -137,6 +138,15 @@ class Ring:
         return self._entries[first:].tolist() + self._entries[: self._at].tolist()
 
 
+def _copy(value: Any, view: NDArray[Any]) -> None:
+    """Copies an array, without the interpreter's lock; a large one by several threads."""
+    if value.nbytes >= THREADS_BYTES and value.flags.c_contiguous and (threads := native_threads()) is not None:
+        helpers = min(len(os.sched_getaffinity(0)) - 1, THREADS)
+        threads(view.ctypes.data, value.ctypes.data, view.nbytes, helpers)
+    else:
+        view[...] = value
+
+
 class Area:
     """Arrays in one direction: the inputs, or the outputs, of all slots.
 
@@ -177,7 +187,7 @@ class Area:
                 value = arrays.get(name)
                 if value is None or value.shape != view.shape or value.dtype != view.dtype:
                     break
-                view[...] = value
+                _copy(value, view)
             else:
                 return 0
         return self.spill(slot, pickle.dumps(dict(arrays), pickle.HIGHEST_PROTOCOL))

@@ -15,6 +15,7 @@ from msplit.core.arguments import Precision, path
 from msplit.engines.base import Arrays, Feeds
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
+from msplit.engines.environment import mps
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
@@ -84,6 +85,14 @@ def _in_processes(
         choice, model = flat.model.choice, flat.model.path
         if not os.path.exists(model):
             raise MsplitError("processes read the model from its file, and it has none", fix="save it, or name one GPU")
+    if (
+        (settings.workers or 1) > 1
+        and request.device == "cuda"
+        and not ENGINE.unavailable()
+        and (why := mps(start=True))
+    ):
+        what = f"{settings.workers} processes of a GPU answer half of what one does without NVIDIA's MPS: {why}"
+        raise MsplitError(what, fix="leave workers out, and give more groups; `msplit doctor` says whether MPS runs")
     where, started = os.path.abspath(os.fspath(model)), count()
     places = request.places * (settings.workers or 1)
 
