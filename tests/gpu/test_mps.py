@@ -11,6 +11,8 @@ import pytest
 import msplit
 from msplit.engines.environment import mps
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.mark.skipif(shutil.which("nvidia-cuda-mps-control") is None, reason="nvidia-cuda-mps-control is not installed")
 def test_two_processes_share_a_gpu(tmp_path: Path) -> None:
