@@ -8,8 +8,8 @@
 Parts, chosen by `--only`:
 
 - *rates*: a model asked with requests of as many rows as its largest step has, of single rows, which share steps, and one at a time: by a
-  thread of the process in which the steps run; then, with a process for each of n GPUs, by the process that has the pool, and by others that
-  it was sent to, so many for each GPU. Efficiency is over n times the first. Every eighth answer is held against an earlier one.
+  thread of the process in which the steps run; then, with a process for each of n GPUs, by the process that has the pool, and by some
+  that it was sent to, so many for each GPU. Efficiency is over n times the first. Every eighth answer is held against an earlier one.
 - *kills*: requests that are all different, while a process is killed as soon as all are there. Each answer is held against a plain step.
   Clients flood the pool meanwhile.
 - *trip*: a model that does nothing, in this process and in others: what a request costs here.
