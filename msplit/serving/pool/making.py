@@ -262,8 +262,6 @@ def make_processes(
                     PoolProcess(places[each], lambda each=each: make(each, own[-1]), spins)  # type: ignore[misc]
                     for each in range(number, last)
                 ]
-                for process in processes[number:]:
-                    process.begin()
             processes[number].ready(tell, bool)
             members.append(Member(place, processes[number].listener.getsockname(), processes[number], bool))
             assert members[0].line is not None

@@ -90,7 +90,7 @@ class Pool(DisplayMixin):
         self._owned: list[Slot | Executable] = [*(slot for _, slot in slots), *owned]
         self.ports = ports
         if steps is None:
-            levels = [(level, 0) for level, _ in slots]
+            levels = [level for level, _ in slots]
             scheduler = Scheduler(levels, ports.batches, ports.bucket, settings, holds_thread=bool(threads))
             steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
         self._steps = steps

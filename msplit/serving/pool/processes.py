@@ -35,7 +35,6 @@ from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, settle
 from msplit.serving.pool.worker import Hello, Start, is_ours, memory_of
 
-_MODULE = "msplit.serving.pool.worker"
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before a process that can not be started is started once more: at first, and at most."""
 _MOST_STARTS = 3
@@ -64,21 +63,16 @@ class PoolProcess:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind("")  # a name that the system makes, and that no file has
         self.listener.listen(64)
-        self.process = Process(_MODULE, place, [self.listener.fileno()])
+        self.begin()
 
     def begin(self) -> None:
-        """Has it make its pool.
+        """Starts it, and has it make its pool. Another one must have ended.
 
         Raises:
             EngineError: It has ended.
         """
+        self.process = Process("msplit.serving.pool.worker", self._place, [self.listener.fileno()])
         self.process.send(Start(self._make(), self.listener.fileno(), self._spins))
-
-    def again(self) -> None:
-        """Starts another one in its place. Raises what `begin` does."""
-        self.process.close()
-        self.process = Process(_MODULE, self._place, [self.listener.fileno()])
-        self.begin()
 
     def ready(self, tell: Progress, over: Callable[[], bool]) -> None:
         """Waits until clients can connect.
@@ -237,46 +231,6 @@ class Member:
         return ProcessState(self.place, line.hello.pid if line else 0, self.restarts, stats)
 
 
-class _Outbox(Scheduler):
-    """Requests of this process that wait for a slot of any other, and counts of those that are on their way."""
-
-    late = dropped = 0
-
-    def __init__(self, settings: PoolSettings) -> None:
-        super().__init__((), (), int, replace(settings, max_delay_us=0.0, max_queue=0))
-
-    def admit(self, waiting: Callable[[], int], most: int) -> None:
-        """Raises what hinders another request, of which as many may wait; see `Scheduler.put`."""
-        if self.closed or self.lost is not None:
-            self._refuse()
-        if most and (count := self.queue.count + waiting()) >= most:
-            self.queue.refused += 1
-            raise Busy(
-                f"{count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
-            )
-
-    def goes(self, *, first: bool) -> None:
-        """Takes note that a request goes to a process; `first`: it has not waited."""
-        self._direct += first
-        self.running += 1
-
-    def came(self, answered: int = 0, failed: int = 0, again: int = 0) -> None:
-        """Takes note of requests that came back, and what became of them."""
-        self._answered += answered
-        self._failed += failed
-        self.running -= answered + failed + again
-
-    def stats(self) -> Stats:
-        """Counts so far, but for those of steps."""
-        found = super().stats()
-        return replace(
-            found,
-            failed=found.failed - self.late - self.dropped,
-            timed_out=found.timed_out + self.late,
-            cancelled=found.cancelled + self.dropped,
-        )
-
-
 class ProcessSteps(PoolSteps):
     """Requests under way between this process and those that run the steps. Used as `PoolSteps`.
 
@@ -291,8 +245,9 @@ class ProcessSteps(PoolSteps):
         self._few = 2 * int(hello.settings.groups)
         self._bell = bell = select.epoll()
         waits = SimpleNamespace(over=lambda: True, wait=partial(bell.poll, _NAP))  # stands for all slots
-        self._outbox = _Outbox(settings)
-        super().__init__(hello.ports, [waits], self._outbox)
+        self._direct = self._answered = self._failed = self._late = self._dropped = 0
+        here = replace(settings, max_delay_us=0.0, max_queue=0)
+        super().__init__(hello.ports, [waits], Scheduler((), (), int, here))  # of which the queue is used
         self.on_device, self.descriptor = False, bell.fileno()
         self.spin = _SPIN if len(os.sched_getaffinity(0)) > len(members) else 0.0
         self.flying = [Step(0, 0, 0)]  # whoever leads waits for the bell
@@ -320,21 +275,31 @@ class ProcessSteps(PoolSteps):
 
     def put(self, request: Request) -> None:
         """Takes a request, and writes it to a process if one has room. Raises what `Scheduler.put` does."""
-        outbox = self._outbox
+        queue = self.scheduler.queue
         with self._lock:
-            outbox.admit(self._waiting, self._settings.max_queue)
-            line = None if outbox.queue.count else self._freest(request.level)
+            self.scheduler.check_open()
+            if self._settings.max_queue:
+                self._refuse_more()
+            line = None if queue.count else self._freest(request.level)
             if line is None:
                 request.key, request.claim = None, partial(_is_wanted, request.future)
-                outbox.queue.put(request)
+                queue.put(request)
                 return
-            slot = self._take(line, request, first=True)
+            self._direct += 1
+            slot = self._take(line, request)
         self._send(line, slot, request)
         if self._answers:
             self.deliver()
 
-    def _waiting(self) -> int:
-        return sum(line.waiting() for member in self._members if (line := member.line) is not None)
+    def _refuse_more(self) -> None:
+        """Refuses a request where as many wait as may, here and in the processes."""
+        queue = self.scheduler.queue
+        count = queue.count + sum(line.waiting() for member in self._members if (line := member.line) is not None)
+        if count >= self._settings.max_queue:
+            queue.refused += 1
+            raise Busy(
+                f"{count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
+            )
 
     def _freest(self, level: int) -> Line | None:
         """The connection with the fewest rows under way, of those with a free slot for a level."""
@@ -345,9 +310,9 @@ class ProcessSteps(PoolSteps):
                 found, least = line, load
         return found
 
-    def _take(self, line: Line, request: Request, *, first: bool = False) -> int:
+    def _take(self, line: Line, request: Request) -> int:
         """Reserves a slot for a request, which goes there now."""
-        self._outbox.goes(first=first)
+        self.scheduler.running += 1
         line.rows += request.rows or 1
         return next(free for free in line.free[request.level :] if free).pop()
 
@@ -390,7 +355,7 @@ class ProcessSteps(PoolSteps):
         self.deliver()
 
     def _send_waiting(self) -> None:
-        queue, now = self._outbox.queue, time.perf_counter()
+        queue, now = self.scheduler.queue, time.perf_counter()
         while queue.count:
             going = list[tuple[Line, int, Request]]()
             with self._lock:
@@ -432,7 +397,8 @@ class ProcessSteps(PoolSteps):
         with self._lock:
             for slot, (request, _) in zip(slots, came, strict=True):
                 line.give(slot, request)
-            self._outbox.came(answered=sum(usual))
+            self.scheduler.running -= sum(usual)
+            self._answered += sum(usual)
         for each, done in zip(came, usual, strict=True):
             if not done:
                 self._end_of(*each)
@@ -440,19 +406,23 @@ class ProcessSteps(PoolSteps):
 
     def _end_of(self, request: Request, result: Answer | Exception) -> None:
         """Notes the answer to a request, or has it run again."""
-        outbox, wanted = self._outbox, not request.future.cancelled()
+        wanted = not request.future.cancelled()
         with self._lock:
-            again = isinstance(result, ProcessLost) and wanted and outbox.lost is None
+            self.scheduler.running -= 1
+            again = isinstance(result, ProcessLost) and wanted and self.scheduler.lost is None
             if again and request.runs < self._settings.retries:
                 claim = partial(_is_wanted, request.future)
-                outbox.came(again=1)
-                outbox.queue.put(replace(request, runs=request.runs + 1, key=None, claim=claim), again=True)
+                self.scheduler.queue.put(replace(request, runs=request.runs + 1, key=None, claim=claim), again=True)
                 return
-            failed = isinstance(result, Exception) or not wanted
-            outbox.dropped += not wanted
-            outbox.late += wanted and isinstance(result, TimedOut)
             self._answers.append((request, result))
-            outbox.came(answered=not failed, failed=failed)
+            if not wanted:
+                self._dropped += 1
+            elif isinstance(result, TimedOut):
+                self._late += 1
+            elif isinstance(result, Exception):
+                self._failed += 1
+            else:
+                self._answered += 1
 
     def revive(self, number: int) -> bool:
         """Has another process take the place of one that has ended; called in a thread for that. False if there will not be one."""
@@ -476,7 +446,8 @@ class ProcessSteps(PoolSteps):
         while not self._is_over():
             try:
                 if process is not None:
-                    process.again()
+                    process.process.close()
+                    process.begin()
                     process.ready(lambda what, share: None, self._is_over)
                 fresh = Line(member.place, member.address, self._is_over)
                 if (fresh.hello.sizes, fresh.hello.ports.inputs) != (line.hello.sizes, line.hello.ports.inputs):
@@ -556,18 +527,22 @@ class ProcessSteps(PoolSteps):
         """Forgets everything, in a forked child: the processes are the parent's, and so is what comes from them."""
         self._members, self._watchers, self._handles, self._bell = [], [], {}, select.epoll()
         super().after_fork()
-        self._outbox.close(self.scheduler.closed)
 
     def stats(self) -> Stats:
         """Counts so far: of this client's requests, and of the steps of all processes together."""
         each = [member.state().stats for member in self._members]
         with self._lock:
             found = self.scheduler.stats()
-        return replace(
-            found,
-            waiting=found.waiting + sum(one.waiting for one in each),
-            **{name: sum(getattr(one, name) for one in each) for name in ("rows", "filled", "steps", "in_flight")},
-        )
+            return replace(
+                found,
+                requests=found.requests + self._direct,
+                answered=self._answered,
+                failed=found.failed + self._failed,
+                timed_out=found.timed_out + self._late,
+                cancelled=found.cancelled + self._dropped,
+                waiting=found.waiting + sum(one.waiting for one in each),
+                **{name: sum(getattr(one, name) for one in each) for name in ("rows", "filled", "steps", "in_flight")},
+            )
 
     def processes(self) -> tuple[ProcessState, ...]:
         """State of each process."""

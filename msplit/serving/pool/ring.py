@@ -131,11 +131,7 @@ class Ring:
         except BlockingIOError:
             return ()
         first, self._at = self._at, (self._at + count) % self._size
-        if count == 1:
-            return (self._entries[first],)
-        if first + count <= self._size:
-            return self._entries[first : first + count].tolist()
-        return self._entries[first:].tolist() + self._entries[: self._at].tolist()
+        return [self._entries[number % self._size] for number in range(first, first + count)]
 
 
 def _copy(value: Any, view: NDArray[Any]) -> None:
