@@ -111,7 +111,7 @@ def _go_on(over: Callable[[], bool]) -> None:
         raise Closed("the pool is closed", fix="open another one")
 
 
-class Line:
+class ProcessLine:
     """Connection to a process, and what this one has asked there.
 
     Args:
@@ -216,11 +216,11 @@ class Member:
 
     def __init__(self, place: str, address: bytes, process: PoolProcess | None, over: Callable[[], bool]) -> None:
         self.place, self.address, self.process = place, address, process
-        self.line: Line | None = Line(place, address, over)
+        self.line: ProcessLine | None = ProcessLine(place, address, over)
         self.restarts, self.before = 0, (0,) * len(self.line.counts())
 
     def counts(self) -> Sequence[int]:
-        """As `Line` has them, since the pool was opened."""
+        """As `ProcessLine` has them, since the pool was opened."""
         line = self.line
         return self.before if line is None else [sum(each) for each in zip(self.before, line.counts(), strict=True)]
 
@@ -303,7 +303,7 @@ class ProcessSteps(PoolSteps):
                 f"{count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
             )
 
-    def _freest(self, level: int) -> Line | None:
+    def _freest(self, level: int) -> ProcessLine | None:
         """The connection with the fewest rows under way, of those with a free slot for a level."""
         found, least = None, NEVER
         for member in self._members:
@@ -312,13 +312,13 @@ class ProcessSteps(PoolSteps):
                 found, least = line, load
         return found
 
-    def _take(self, line: Line, request: Request) -> int:
+    def _take(self, line: ProcessLine, request: Request) -> int:
         """Reserves a slot for a request, which goes there now."""
         self.scheduler.running += 1
         line.rows += request.rows or 1
         return next(free for free in line.free[request.level :] if free).pop()
 
-    def _send(self, line: Line, slot: int, request: Request) -> None:
+    def _send(self, line: ProcessLine, slot: int, request: Request) -> None:
         """Writes a request into its slot, and tells the process: at once, or of several together where it has enough to do until somebody
         polls, which the pool's own thread does after a millisecond."""
         problem: Exception
@@ -360,7 +360,7 @@ class ProcessSteps(PoolSteps):
     def _send_waiting(self) -> None:
         queue, now = self.scheduler.queue, time.perf_counter()
         while queue.count:
-            going = list[tuple[Line, int, Request]]()
+            going = list[tuple[ProcessLine, int, Request]]()
             with self._lock:
                 late = queue.expired(now)
                 for level in range(self._settings.priorities):
@@ -391,7 +391,7 @@ class ProcessSteps(PoolSteps):
         self.deliver()
         return bool(heard)
 
-    def _hear(self, line: Line | None) -> None:
+    def _hear(self, line: ProcessLine | None) -> None:
         """Takes what a process has answered. Most answers are taken together: one at a time they need twice as long."""
         if line is None or not (slots := line.memory.answers.take()):
             return
@@ -452,7 +452,7 @@ class ProcessSteps(PoolSteps):
                     process.process.close()
                     process.begin()
                     process.ready(lambda what, share: None, self._is_over)
-                fresh = Line(member.place, member.address, self._is_over)
+                fresh = ProcessLine(member.place, member.address, self._is_over)
                 if (fresh.hello.sizes, fresh.hello.ports.inputs) != (line.hello.sizes, line.hello.ports.inputs):
                     raise EngineError("the model has changed since the pool was opened", fix="open another pool")
             except Exception as problem:  # noqa: BLE001  it is told to those who wait, if it stays so
