@@ -430,31 +430,13 @@ class ProcessSteps(PoolSteps):
     def revive(self, number: int) -> bool:
         """Has another process take the place of one that has ended; called in a thread for that. False if there will not be one."""
         member, pause, failures = self._members[number], _PAUSE, 0
-        process = member.process
-        with self._polling:
-            self._hear(member.line)
-            with self._lock:
-                line = member.line
-                if line is None:  # it was ended here
-                    return False
-                taken, _, steps, _, rows, filled = member.counts()
-                member.before, member.line, line.lost = (taken, 0, steps, 0, rows, filled), None, True
-            del self._handles[line.bell]
-            self._bell.unregister(line.bell)
-        line.close()
-        problem = _lost(member.place, process.last_words() if process is not None else "")
-        for request in line.trips.values():
-            self._end_of(request, problem)
+        known = self._retire(member)
         self.start_due(time.perf_counter())
-        while not self._is_over():
+        while known is not None and not self._is_over():
             try:
-                if process is not None:
-                    process.process.close()
-                    process.begin()
-                    process.ready(lambda what, share: None, self._is_over)
-                fresh = ProcessLine(member.place, member.address, self._is_over)
-                if (fresh.hello.sizes, fresh.hello.ports.inputs) != (line.hello.sizes, line.hello.ports.inputs):
-                    raise EngineError("the model has changed since the pool was opened", fix="open another pool")
+                self._renew(member, known)
+            except Closed:
+                break
             except Exception as problem:  # noqa: BLE001  it is told to those who wait, if it stays so
                 failures += 1
                 if failures >= _MOST_STARTS and not self.ready:
@@ -462,19 +444,41 @@ class ProcessSteps(PoolSteps):
                     return False
                 self._closing.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-                continue
-            with self._lock:
-                if not (over := self._is_over()):
-                    member.line, member.restarts = fresh, member.restarts + 1
-                    self._listen(member)
-            if over:
-                fresh.close()
-                break
-            self.start_due(time.perf_counter())
-            return True
-        if process is not None:
-            process.process.close()
+            else:
+                self.start_due(time.perf_counter())
+                return True
         return False
+
+    def _retire(self, member: Member) -> Hello | None:
+        """Takes note that a process has ended, and what it had. Returns what it said of itself; None where it was ended here."""
+        with self._polling:
+            self._hear(member.line)
+            with self._lock:
+                if (line := member.line) is None:
+                    return None
+                taken, _, steps, _, rows, filled = member.counts()
+                member.before, member.line, line.lost = (taken, 0, steps, 0, rows, filled), None, True
+            del self._handles[line.bell]
+            self._bell.unregister(line.bell)
+        line.close()
+        problem = _lost(member.place, member.process.last_words() if member.process is not None else "")
+        for request in line.trips.values():
+            self._end_of(request, problem)
+        return line.hello
+
+    def _renew(self, member: Member, known: Hello) -> None:
+        """Starts another process, where this one is to, and connects to it. Raises what hinders it; `Closed` where nobody needs it."""
+        if member.process is not None:
+            member.process.process.close()
+            member.process.begin()
+            member.process.ready(lambda what, share: None, self._is_over)
+        line = ProcessLine(member.place, member.address, self._is_over)
+        if (line.hello.sizes, line.hello.ports.inputs) != (known.sizes, known.ports.inputs):
+            raise EngineError("the model has changed since the pool was opened", fix="open another pool")
+        with self._lock:
+            _go_on(self._is_over)
+            member.line, member.restarts = line, member.restarts + 1
+            self._listen(member)
 
     def _is_over(self) -> bool:
         """True where nothing is left to be done by a process that would be started."""

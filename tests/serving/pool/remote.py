@@ -99,7 +99,7 @@ def opened(*args: Any, **options: Any) -> Iterator[Pool]:
     assert stats.requests == stats.answered + stats.failed + stats.timed_out + stats.cancelled
     assert not any(alive(pid) for pid in pids)
     assert shared() == before
-    assert held() == handles
+    assert held() == handles, (held(), handles)
 
 
 def alive(pid: int) -> bool:
