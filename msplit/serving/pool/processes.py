@@ -143,7 +143,7 @@ class ProcessLine:
             raise ConnectionRefusedError("another user's")
         while not _readable(self.socket.fileno(), _LOOK):
             _go_on(over)
-        _, given, _, _ = socket.recv_fds(self.socket, 1, 4)
+        _, given, _, _ = socket.recv_fds(self.socket, 1, 4, socket.MSG_CMSG_CLOEXEC)
         handles += given
         with self.socket.makefile("rb") as file:
             self.hello: Hello = pickle.load(file)
