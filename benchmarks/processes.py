@@ -400,7 +400,7 @@ def main() -> None:
     parser.add_argument("--model", default="ple:128", help="name, or file in the folder, and rows of its largest step")
     parser.add_argument("--out", type=Path, default=Path("processes-results"))
     parser.add_argument("--gpus", help="how many, such as 1,2,4 (default: 1, 2, 4 as far as there are)")
-    parser.add_argument("--clients", type=int, default=2, help="processes that ask, for each GPU")
+    parser.add_argument("--clients", type=int, default=3, help="processes that ask, for each GPU")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")

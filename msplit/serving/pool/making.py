@@ -248,7 +248,7 @@ def make_processes(
     Raises:
         EngineError: A process can not be started.
     """
-    spins = len(os.sched_getaffinity(0)) > len(places)
+    cores = len(os.sched_getaffinity(0)) // len(places)
     shares = max(places.count(place) for place in places)
     memory = None if settings.max_memory is None else settings.max_memory // shares
     own = [replace(settings, max_queue=0, max_memory=memory, workers=None)]  # the last one holds from now on
@@ -259,7 +259,7 @@ def make_processes(
             if len(processes) <= number:
                 last = len(places) if number or (together and settings.groups != AUTO) else 1
                 processes += [
-                    PoolProcess(places[each], lambda each=each: make(each, own[-1]), spins)  # type: ignore[misc]
+                    PoolProcess(places[each], lambda each=each: make(each, own[-1]), cores)  # type: ignore[misc]
                     for each in range(number, last)
                 ]
             processes[number].ready(tell, bool)

@@ -57,11 +57,11 @@ class PoolProcess:
     Args:
         place: What it is called in messages.
         make: Gives what makes the pool there, anew for each start.
-        spins: See `Start`.
+        cores: See `Start`.
     """
 
-    def __init__(self, place: str, make: Callable[[], Callable[[Progress], Pool]], spins: bool) -> None:
-        self._place, self._make, self._spins = place, make, spins
+    def __init__(self, place: str, make: Callable[[], Callable[[Progress], Pool]], cores: int) -> None:
+        self._place, self._make, self._cores = place, make, cores
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(f"\0msplit-{secrets.token_hex(8)}")  # a name that no file has, so that nothing is left of it
         self.listener.listen(64)
@@ -74,7 +74,7 @@ class PoolProcess:
             EngineError: It has ended.
         """
         self.process = Process("msplit.serving.pool.worker", self._place, [self.listener.fileno()])
-        self.process.send(Start(self._make(), self.listener.fileno(), self._spins))
+        self.process.send(Start(self._make(), self.listener.fileno(), self._cores))
 
     def ready(self, tell: Progress, over: Callable[[], bool]) -> None:
         """Waits until clients can connect.

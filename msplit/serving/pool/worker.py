@@ -35,6 +35,9 @@ from msplit.serving.pool.settings import PoolSettings
 _SPIN = 1e-3
 """Seconds for which it looks for what is over without sleeping, where there is a core for it. Then it sleeps `_NAP` between two looks."""
 _NAP = 50e-6
+_LINGER = 250e-6
+"""Seconds for which it looks for the next request in this way, where there are more: who has one at a time sends it by then, and to be
+woken takes up to 50 µs."""
 _WATCH = 1.0
 """Seconds between two looks whether the process that started it is there, in case that another one holds the end of its pipe."""
 _GRACE = 0.8
@@ -52,12 +55,12 @@ class Start:
     Attributes:
         make: Makes its pool; called with a function that is told of progress.
         listens: Descriptor of the socket that its clients connect to.
-        spins: True where there is a core for it to look for what is over without sleeping.
+        cores: Cores for each process, of which it needs one.
     """
 
     make: Callable[[Progress], Pool]
     listens: int
-    spins: bool
+    cores: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +131,12 @@ class _Client:
 class _Serving:
     """The main loop, and what its callbacks share."""
 
-    def __init__(self, pool: Pool, hello: Hello, listener: socket.socket, stop: int, spins: bool) -> None:
-        self.pool, self._hello, self._listener = pool, hello, listener
-        self._stop, self._spins = stop, spins
+    def __init__(self, pool: Pool, hello: Hello, listener: socket.socket, stop: int, cores: int) -> None:
+        self.pool, self._hello, self._listener, self._stop = pool, hello, listener, stop
+        self._spin, self._linger = (
+            _SPIN if cores > 1 else 0.0,
+            _LINGER if cores > 2 else 0.0,
+        )  # the other one looks, too
         self._main, self._lock = get_ident(), threading.Lock()
         self._clients: dict[int, _Client] = {}
         self._answered, self._under_way = set[_Client](), 0
@@ -147,9 +153,10 @@ class _Serving:
         pool, polls, poller = self.pool, self.pool.polls, self._poller
         busy, since = False, 0.0
         while self.lost is None:
-            if busy and not (self._spins and time.perf_counter() - since < _SPIN):
+            looks = time.perf_counter() - since < (self._spin if busy else self._linger)
+            if busy and not looks:
                 select.select((poller,), (), (), _NAP)
-            ready = poller.poll(0 if busy else None)
+            ready = poller.poll(0 if busy or looks else None)
             for handle, _ in ready:
                 if handle == self._stop:
                     return
@@ -287,7 +294,7 @@ def main(arguments: Sequence[str]) -> None:
         ports = pool.ports.on_host()
         sizes = sizes_of(ports, pool.about, pool.settings)
         serving = _Serving(
-            pool, Hello(os.getpid(), ports, pool.about, pool.settings, sizes), listener, stop, start.spins
+            pool, Hello(os.getpid(), ports, pool.about, pool.settings, sizes), listener, stop, start.cores
         )
     except Exception as problem:  # noqa: BLE001  the other process raises it
         pipe.send(packed_error(problem))
