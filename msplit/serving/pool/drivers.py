@@ -207,7 +207,7 @@ class ThreadDriver:
                 if not flying and steps.scheduler.alone:
                     return  # threads that run their steps alone promote one that waits when there is work
                 spins = now - start < min(_SPIN, steps.spin)
-                if flying and (others or (steps.descriptor is not None and not spins)):
+                if flying and (others or (steps.sleeps and not spins)):
                     with contextlib.suppress(Exception):  # `poll` reports it
                         steps.slots[flying[0].slot].wait()
                 elif spins:
@@ -324,13 +324,10 @@ class LoopDriver:
     Args:
         drive: `Pool.drive`.
         polls: True where steps are over when somebody polls. Where threads of the pool run steps, the loop has nothing to do.
-        descriptor: Descriptor that can be read when there is something to do, so that the loop need not poll; None: there is none.
     """
 
     drive: Callable[[], bool]
     polls: bool
-    descriptor: int | None = None
-    _loop: asyncio.AbstractEventLoop | None = None
     _working: bool = False
     _since: float = 0.0
 
@@ -345,9 +342,6 @@ class LoopDriver:
         else:
             future.add_done_callback(arrive)
         self._since = time.perf_counter()
-        if self.descriptor is not None and self._loop is not loop:
-            self._loop = loop
-            loop.add_reader(self.descriptor, self.drive)
         if self.polls and not self._working:
             self._working = True
             loop.call_soon(self._turn)
@@ -355,7 +349,7 @@ class LoopDriver:
 
     def _turn(self) -> None:
         self._working = False  # if it fails, the next request tries again
-        self._working = self.drive() and self.descriptor is None
+        self._working = self.drive()
         if not self._working:
             return
         loop = asyncio.get_running_loop()

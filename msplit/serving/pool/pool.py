@@ -109,8 +109,7 @@ class Pool(DisplayMixin):
 
     def step(self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None, on_device: bool = False) -> Answer:
         """Answers a request; takes and returns what `submit` does, which does not wait for the answer."""
-        elsewhere = not self.polls or self.descriptor is not None
-        if elsewhere or timeout is not None or self.settings.max_delay_us or on_device:
+        if not self.polls or timeout is not None or self.settings.max_delay_us or on_device:
             answer: Answer = self.submit(feeds, priority=priority, timeout=timeout, on_device=on_device).result()
             return answer
         if type(priority) is not int or priority:
@@ -194,7 +193,7 @@ class Pool(DisplayMixin):
     @property
     def _is_idle(self) -> bool:
         """True where a request may go by the shortest way: nothing runs or waits here."""
-        return self.polls and self.descriptor is None and not (self.scheduler.running or self.settings.max_delay_us)
+        return self.polls and not (self.scheduler.running or self.settings.max_delay_us)
 
     def accept(self, feeds: Feeds, rows: int, level: int, since: float, deadline: float, reply: Any) -> None:
         """Takes a request of another process, which has checked it; somebody calls `drive`.
@@ -243,11 +242,6 @@ class Pool(DisplayMixin):
     def ready(self) -> bool:
         """True while it can answer: its GPU, or one of its processes, works."""
         return self._steps.ready
-
-    @property
-    def descriptor(self) -> int | None:
-        """Descriptor that can be read when `drive` has something to do; None where somebody has to call it again and again."""
-        return self._steps.descriptor
 
     @property
     def lost(self) -> str | None:

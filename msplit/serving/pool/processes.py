@@ -250,7 +250,7 @@ class ProcessSteps(PoolSteps):
         self._direct = self._answered = self._failed = self._late = self._dropped = 0
         here = replace(settings, max_delay_us=0.0, max_queue=0)
         super().__init__(hello.ports, [waits], Scheduler((), (), int, here))  # of which the queue is used
-        self.on_device, self.descriptor = False, bell.fileno()
+        self.on_device, self.sleeps = False, True
         self.spin = _SPIN if len(os.sched_getaffinity(0)) > len(members) else 0.0
         self.flying = [Step(0, 0, 0)]  # whoever leads waits for the bell
         self._handles: dict[int, Member] = {}
@@ -274,6 +274,9 @@ class ProcessSteps(PoolSteps):
         assert member.line is not None
         self._handles[member.line.bell] = member
         self._bell.register(member.line.bell, select.EPOLLIN)
+
+    def take(self, level: int, rows: int) -> None:
+        """Reserves nothing: no step runs here."""
 
     def put(self, request: Request) -> None:
         """Takes a request, and writes it to a process if one has room. Raises what `Scheduler.put` does."""

@@ -314,7 +314,7 @@ class PoolSteps:
         orphaned: True in a forked child, which has neither the threads nor the device of the pool.
         on_device: True where outputs can be left on the device.
         spin: Most seconds for which a thread that waits for an answer polls before it sleeps.
-        descriptor: Descriptor that can be read when there is something to do; None: somebody has to poll.
+        sleeps: True where a thread that waits for a step sleeps until it is over, also if no other one waits.
     """
 
     def __init__(self, ports: Ports, slots: Sequence[Slot], scheduler: Scheduler, threads: int = 0) -> None:
@@ -325,7 +325,7 @@ class PoolSteps:
         self.polled = -NEVER
         self.orphaned = False
         self.on_device, self.spin = not threads, NEVER
-        self.descriptor: int | None = None
+        self.sleeps = False
         # Steps that are over, and answers to deliver. Each thread takes one answer at a time, so that a function that an answer calls may
         # wait for any other answer.
         self._over: deque[tuple[Step, Answer | Exception]] = deque()

@@ -101,12 +101,13 @@ class _Client:
 
     Attributes:
         memory: Shared with it.
+        taken: Requests that it has sent.
         gone: True when it has ended.
     """
 
     def __init__(self, line: socket.socket, hello: Hello, counts: int) -> None:
         flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
-        self.line, self.gone = line, False
+        self.line, self.taken, self.gone = line, 0, False
         self.bells = os.eventfd(0, flags), os.eventfd(0, flags)
         handle = os.memfd_create("msplit-pool")
         try:
@@ -139,7 +140,7 @@ class _Serving:
         )  # the other one looks, too
         self._main, self._lock = get_ident(), threading.Lock()
         self._clients: dict[int, _Client] = {}
-        self._answered, self._under_way = set[_Client](), 0
+        self._concerned, self._answered, self._under_way = set[_Client](), False, 0
         self._counted = os.memfd_create("msplit-pool")
         os.ftruncate(self._counted, mmap.PAGESIZE)
         self._counts = mmap.mmap(self._counted, mmap.PAGESIZE)
@@ -174,7 +175,8 @@ class _Serving:
             return  # what it has said came together with its end
         elif handle != client.line.fileno():
             slots = client.memory.requests.take()
-            client.memory.taken[0] += len(slots)
+            client.taken += len(slots)
+            self._concerned.add(client)
             for slot in slots:
                 self._accept(client, slot)
         else:
@@ -211,7 +213,8 @@ class _Serving:
             if not client.gone:
                 client.memory.tell(reply.slot, kind, size)
                 client.memory.answers.push(reply.slot)
-            self._answered.add(client)
+            self._concerned.add(client)
+            self._answered = True
         if get_ident() != self._main:
             self._tell()
 
@@ -220,10 +223,12 @@ class _Serving:
         counts = (self._under_way, stats.waiting, stats.steps, stats.in_flight, stats.rows, stats.filled)
         with self._lock:
             COUNTS.pack_into(self._counts, 0, *counts)
-            for client in self._answered:
+            for client in self._concerned:
                 if not client.gone:
+                    client.memory.taken[0] = client.taken  # what waits is among the counts by now
                     client.memory.answers.ring()
-            self._answered.clear()
+            self._concerned.clear()
+            self._answered = False
 
     def fail(self, problem: DeviceLost) -> None:
         """Ends the loop, since the GPU has failed."""

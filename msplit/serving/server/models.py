@@ -34,7 +34,7 @@ class Signature:
     @cached_property
     def driver(self) -> LoopDriver:
         """Driver that has the event loop work for the pool."""
-        return LoopDriver(self.pool.drive, self.pool.polls, self.pool.descriptor)
+        return LoopDriver(self.pool.drive, self.pool.polls)
 
 
 @dataclass(frozen=True, eq=False)

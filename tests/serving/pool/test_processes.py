@@ -192,7 +192,7 @@ def test_who_is_called_with_an_answer_waits_for_none(pool: Pool) -> None:
 @pytest.mark.parametrize("driver", [True, False], ids=["driver", "wrap_future"])
 def test_an_event_loop_is_woken(pool: Pool, driver: bool) -> None:
     async def ask() -> None:
-        loop = LoopDriver(pool.drive, pool.polls, pool.descriptor)
+        loop = LoopDriver(pool.drive, pool.polls)
         given = [feeds(float(number)) for number in range(20)]
         going = [pool.submit(one) for one in given]
         waits = [loop.ask(one) if driver else asyncio.wrap_future(one) for one in going]
