@@ -227,7 +227,7 @@ class Pool(DisplayMixin):
         return self._driver.drive(seconds if type(seconds) is float else number("the seconds", seconds))
 
     def __reduce__(self) -> tuple[Callable[..., Pool], tuple[Any, ...]]:
-        """A pool of processes can be sent to other processes, as an argument of `multiprocessing.Process`, and asked there."""
+        """A pool of processes can be sent to other processes, pickled, and asked there."""
         return self._steps.reduce()
 
     def stats(self) -> Stats:
