@@ -406,7 +406,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--every", type=float, default=1.0, help="seconds from one kill to the next, at least")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds after which none is killed any more")
+    parser.add_argument("--limit", type=float, default=45.0, help="seconds after which none is killed any more")
     parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client:

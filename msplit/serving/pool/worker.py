@@ -175,8 +175,9 @@ class _Serving:
             return  # what it has said came together with its end
         elif handle != client.line.fileno():
             slots = client.memory.requests.take()
-            client.taken += len(slots)
-            self._concerned.add(client)
+            with self._lock:  # a thread of the pool may tell of answers just then
+                client.taken += len(slots)
+                self._concerned.add(client)
             for slot in slots:
                 self._accept(client, slot)
         else:
@@ -200,7 +201,9 @@ class _Serving:
         reply = SlotReply(self, client, slot)
         try:
             feeds, reply.rows, level, since, deadline = client.memory.asked(slot)
-            self._under_way += reply.rows or 1
+            with self._lock:
+                reply.weight = reply.rows or 1
+                self._under_way += reply.weight
             self.pool.accept(feeds, reply.rows, level, since, deadline, reply)
         except Exception as problem:  # noqa: BLE001  the client gets it
             reply.set_exception(problem)
@@ -209,7 +212,7 @@ class _Serving:
         """Puts an answer into its ring. What the main loop brings is told at its end, what another thread brings at once."""
         client = reply.client
         with self._lock:
-            self._under_way -= reply.rows or 1
+            self._under_way -= reply.weight
             if not client.gone:
                 client.memory.tell(reply.slot, kind, size)
                 client.memory.answers.push(reply.slot)
@@ -242,12 +245,14 @@ class SlotReply:
     Attributes:
         client, slot: Who gets it, and where.
         rows: Rows of the request.
+        weight: Rows that it adds to those under way; 0 until it has been read.
     """
 
-    __slots__ = ("_serving", "client", "rows", "slot")
+    __slots__ = ("_serving", "client", "rows", "slot", "weight")
 
     def __init__(self, serving: _Serving, client: _Client, slot: int) -> None:
-        self._serving, self.client, self.slot, self.rows = serving, client, slot, 0
+        self._serving, self.client, self.slot = serving, client, slot
+        self.rows = self.weight = 0
 
     def set_running_or_notify_cancel(self) -> bool:
         """Takes the request for a step; False where nobody waits for it, which the client is told."""

@@ -139,8 +139,7 @@ def test_requests_wait_where_all_slots_are_taken(pool: Pool) -> None:
     for one, answer in zip(given, going, strict=True):
         assert is_right(answer.result(SOON), one)
     assert isinstance(poisoned.exception(SOON), EngineError)
-    loads = [member.line.rows for member in pool._steps._members]  # type: ignore[attr-defined]
-    assert loads == [0, 0]
+    wait(lambda: [member.line.load() for member in pool._steps._members] == [0, 0])  # type: ignore[attr-defined]
 
 
 def test_processes_and_clients_that_are_killed() -> None:
