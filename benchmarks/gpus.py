@@ -117,13 +117,13 @@ def answers(args: argparse.Namespace, path: Path, name: str, rows: int) -> list[
             with msplit.pool(built, **request_for(args, None, range(count)), groups=GROUPS) as pool:
                 feeds = of_ports(of_build(built), pool.inputs, rows, DISTINCT, 0)
                 one = flood(pool, feeds, GROUPS * WINDOW * count, args.seconds)
-            best["one process", count] = max(one, best.get(("one process", count), one))
+            best["one pool", count] = max(one, best.get(("one pool", count), one))
             both = beside(args, built, rows, count)
             best["a process for each", count] = max(both, best.get(("a process for each", count), both))
     return [
         {
             "model": name, "what": f"requests, {how}", "gpus": count, "rows": rows, "rate": rate, "p50_us": median, "p99_us": high,
-            "efficiency": {"rate": rate / best["one process", 1][0] / count},
+            "efficiency": {"rate": rate / best["one pool", 1][0] / count},
         }
         for (how, count), (rate, median, high) in best.items()
     ]  # fmt: skip

@@ -7,7 +7,7 @@ front alone, in turns, asked from other processes.
 Prints for each the p50 of one client of grpcio and of one whose frames are made before (`grpc_load.py`), requests per second with many in
 flight from several processes, and the processor time of the server for each request, in all its threads and processes (user and system);
 and at the end what the targets are about. Answers are counted, not looked at: `msplit load --server` checks their values. Everything after
---serve goes to `msplit serve`. Where other work shares the cores, only processor times mean something.
+--serve goes to `msplit serve`. Where other work shares the cores, only processor times mean something. No round begins after `--limit` s.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,8 +113,6 @@ def echo(port: int, kind: str) -> None:
         made = rpc.GrpcServer(lambda call, data, left: call.answer(data), threading.Event(), 64 << 20)
         assert made.start("127.0.0.1", port)
     elif kind == "grpcio":
-        from concurrent.futures import ThreadPoolExecutor
-
         handler = grpc.unary_unary_rpc_method_handler(lambda data, context: data)
         server = grpc.server(ThreadPoolExecutor(4), handlers=[_handlers(handler)])
         server.add_insecure_port(f"127.0.0.1:{port}")
@@ -257,17 +256,13 @@ def a_step(model: Path, rows: int) -> float:
     return median(taken) * 1e6
 
 
-def measure(asked: Asked, arguments: argparse.Namespace) -> None:
-    """One round."""
-    processes, connections, in_flight, requests = (
-        arguments.clients,
-        arguments.connections,
-        arguments.in_flight,
-        arguments.requests,
-    )
-    asked.grpcio.append(asked_by_grpcio(asked.port, asked.data, arguments.seconds))
+def measure(asked: Asked, arguments: argparse.Namespace, share: float) -> None:
+    """One round, or a share of one."""
+    processes, connections, in_flight = arguments.clients, arguments.connections, arguments.in_flight
+    requests = max(round(arguments.requests * share) // processes, connections * in_flight)
+    asked.grpcio.append(asked_by_grpcio(asked.port, asked.data, arguments.seconds * share))
     for times, shape in (
-        (asked.one, (1, 1, 1, requests // 4)),
+        (asked.one, (1, 1, 1, max(round(arguments.requests * share) // 10, 100))),
         (asked.many, (processes, connections, in_flight, requests)),
     ):
         before = processor_time(asked.pid)
@@ -285,8 +280,11 @@ def main() -> None:
         "--fronts", action="store_true", help="echoes of other fronts, too, as far as they are installed"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of grpcio's client in each round")
-    parser.add_argument("--requests", type=int, default=20_000, help="of each process in each round")
+    parser.add_argument(
+        "--limit", type=float, default=90.0, help="seconds after which no round begins, but for the first"
+    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="of grpcio's client in each round")
+    parser.add_argument("--requests", type=int, default=20_000, help="of all processes in each round")
     parser.add_argument("--clients", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes")
     parser.add_argument("--connections", type=int, default=4, help="of each of them")
     parser.add_argument("--in-flight", type=int, default=8, help="on each connection")
@@ -323,23 +321,31 @@ def main() -> None:
             return Asked(name, server.pid, port, data)
 
         step = a_step(arguments.model, arguments.rows) if arguments.model else 0.0
-        every = [
-            opened(f"echo, {kind}", lambda port, rest, kind=kind: [*itself, kind, str(port)])  # type: ignore[misc]
+        servers: list[tuple[str, Callable[[int, int], list[str]]]] = [
+            (f"echo, {kind}", lambda port, rest, kind=kind: [*itself, kind, str(port)])  # type: ignore[misc]
             for kind in fronts
         ]
-        every.append(opened("empty model", lambda port, rest: [*itself, "empty", str(port), str(rest)]))
+        servers.append(("empty model", lambda port, rest: [*itself, "empty", str(port), str(rest)]))
         if arguments.model:
             options = [*shlex.split(arguments.serve), "--model", f"m={arguments.model}"]
             command = ["-m", "msplit", "serve", *options]
-            every.append(
-                opened("msplit serve", lambda port, rest: [*command, "--port", str(port), "--rest-api-port", str(rest)])
+            servers.append(
+                ("msplit serve", lambda port, rest: [*command, "--port", str(port), "--rest-api-port", str(rest)])
             )
+        began = time.monotonic()
+        with ThreadPoolExecutor() as starts:
+            every = [*starts.map(lambda server: opened(*server), servers)]
         for turn in range(arguments.rounds + 1):
+            if turn > 1 and time.monotonic() - began > arguments.limit * turn / (
+                turn + 1
+            ):  # the next would end behind it
+                break
             for asked in every:
-                measure(asked, arguments)
+                measure(asked, arguments, 1.0 if turn else 0.1)
                 if not turn:  # the first is not counted
                     for values in (asked.grpcio, asked.frames, asked.rate, asked.one, asked.many):
                         values.clear()
+    print(f"{len(every[0].rate)} rounds")
     where = f"{arguments.clients} processes × {arguments.connections} connections × {arguments.in_flight} in flight"
     print(
         f"| | one client of grpcio, p50 µs | one whose frames are made, p50 µs | {where}, requests/s "

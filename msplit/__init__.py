@@ -58,6 +58,7 @@ __all__ = [
     "OutOfMemory",
     "Pool",
     "PoolSettings",
+    "ProcessLost",
     "RankLost",
     "RulesError",
     "RunOptions",

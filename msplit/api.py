@@ -137,6 +137,8 @@ def pool(
     max_queue: int = 0,
     max_memory: int | None = None,
     host_threads: int | None = None,
+    workers: int | None = None,
+    retries: int = 1,
     latency_us: float | None = None,
     progress: Progress | None = None,
     **options: Unpack[RunOptions],
@@ -156,6 +158,8 @@ def pool(
         max_queue: Most requests that may wait; 0: any number.
         max_memory: Most bytes on the device.
         host_threads: Threads for what the host runs.
+        workers: Processes on each GPU; one on each where `devices` names several, else none: steps run in this process.
+        retries: How often a request is run again whose process has ended.
         latency_us: Of ``groups="auto"``: the most that 99 of 100 requests may take, in µs.
         progress: Told what is being done and how much of it is done.
         options: As for `prepare`: see `RunOptions`.
@@ -177,6 +181,8 @@ def pool(
         max_queue=max_queue,
         max_memory=max_memory,
         host_threads=host_threads,
+        workers=workers,
+        retries=retries,
         latency_us=latency_us,
     )
     return sources.pool(model, request_of(pool, RunOptions, options), settings, progress=progress)

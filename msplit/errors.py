@@ -12,6 +12,7 @@
         ├── TimedOut            a request waited, or a step took, longer than it was to
         ├── EndOfData           what a graph reads itself came to an end: no failure, but there is no step any more
         ├── Closed              a pool was closed before a request was answered, or a model is closed
+        ├── ProcessLost         a process of a pool ended while it had a request
         ├── RankLost            another of the processes that train together is gone
         └── DeviceLost          the GPU failed, and does nothing more for this process
 
@@ -135,6 +136,10 @@ class EndOfData(EngineError):
 
 class Closed(EngineError):
     """A pool was closed before the request was run, or a model is closed."""
+
+
+class ProcessLost(EngineError):
+    """The process of a pool that had the request ended before it answered. Another one takes its place; the request may be sent again."""
 
 
 class RankLost(EngineError):

@@ -11,6 +11,7 @@ unless it is told to be quick.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -19,9 +20,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import types
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,6 +40,8 @@ ENGINE = ("torch", *COMMANDS, "msplit.engines.cuda.engine")
 
 COMPILER = (*ENGINE, "tests.engines.cuda.passes.pointwise_fusion.compiler")
 """The same with PyTorch's compiler."""
+POOLED = ("msplit.serving.pool.worker", "tests.serving.pool.remote")
+"""Imports of a process of a pool in tests."""
 
 _SERVER = """
 import atexit, fcntl, gc, importlib, io, json, logging, os, runpy, signal, socket, sys, threading
@@ -80,13 +86,11 @@ if asked["beside"]:
         asked, given = forked_for(its)
 if asked["session"]:
     os.setsid()
-# What is passed on beside the three streams gets its own number: first out of the way of all of them, then to where it belongs.
-apart = [fcntl.fcntl(number, fcntl.F_DUPFD, 512) for number in given[3:]]
+# What is passed on beside the three streams gets its own number in the end: here it goes out of the way of all of them.
+moved = [fcntl.fcntl(number, fcntl.F_DUPFD, 512) for number in given[3:]]
 for number in given[3:]:
     os.close(number)
-for number, wanted in zip(apart, asked["handles"], strict=True):
-    os.dup2(number, wanted)
-    os.close(number)
+os.getppid = lambda: asked["parent"]  # who looks whether that is there is told by its pipes, too
 for number, name in enumerate(("stdin", "stdout", "stderr")):
     os.dup2(given[number], number)
     os.close(given[number])
@@ -97,6 +101,9 @@ for number, name in enumerate(("stdin", "stdout", "stderr")):
     )
     setattr(sys, name, stream)
     setattr(sys, f"__{name}__", stream)
+for number, handle in zip(moved, asked["handles"]):
+    os.dup2(number, handle)
+    os.close(number)
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
@@ -175,6 +182,10 @@ def _beside(mine: socket.socket, pid: int) -> tuple[socket.socket, int]:
     return mine, pid
 
 
+_ONE = threading.Lock()
+"""Held from a question to its answer."""
+
+
 def _answer(server: socket.socket) -> int:
     said = server.recv(64)
     assert said, "the process that is forked has ended"
@@ -213,17 +224,19 @@ class Popen(subprocess.Popen[Any]):
             "command": [os.fspath(argument) for argument in args[1:]],
             "environment": dict(os.environ if env is None else env),
             **self._how,
-            "handles": list(pass_fds),
             "folder": os.fspath(cwd or os.getcwd()),
-            "session": rest[14],  # start_new_session
+            "handles": list(pass_fds),
+            "parent": os.getpid(),
+            "session": rest[14],
             "ignored": [
                 int(number)
                 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
                 if signal.getsignal(number) == signal.SIG_IGN
             ],
         }
-        socket.send_fds(self._server, [json.dumps(asked).encode()], [*ends, *pass_fds])
-        self.pid = _answer(self._server)
+        with _ONE:
+            socket.send_fds(self._server, [json.dumps(asked).encode()], [*ends, *pass_fds])
+            self.pid = _answer(self._server)
         self._child_created = True
         self._over = os.pidfd_open(self.pid)
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -233,8 +246,9 @@ class Popen(subprocess.Popen[Any]):
         if not select.select([self._over], [], [], 0 if flags & os.WNOHANG else None)[0]:
             return 0, 0
         os.close(self._over)
-        self._server.send(json.dumps({"ended": self.pid}).encode())
-        return self.pid, _answer(self._server)
+        with _ONE:
+            self._server.send(json.dumps({"ended": self.pid}).encode())
+            return self.pid, _answer(self._server)
 
     def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
         if self.returncode is None and self._child_created:
@@ -242,18 +256,6 @@ class Popen(subprocess.Popen[Any]):
             if pid:
                 self._handle_exitstatus(status)  # type: ignore[attr-defined]
         return self.returncode
-
-
-class Own(Popen):
-    """A process of `msplit.engines.process`. It ends with the one that is told to it: here, that which is forked."""
-
-    def __init__(self, command: list[str], **options: Any) -> None:
-        _, parent = _server(TENSORFLOW)
-        super().__init__([*command[:-1], str(parent)], server=TENSORFLOW, quick=True, **options)
-
-
-OWN = SimpleNamespace(Popen=Own, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
-"""To be put in the place of `subprocess` in `msplit.engines.process`."""
 
 
 def run(
@@ -277,3 +279,11 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+@contextlib.contextmanager
+def instead(server: tuple[str, ...] = TENSORFLOW) -> Iterator[None]:
+    """Has `msplit.engines.process.Process` fork its processes."""
+    own = types.SimpleNamespace(**{**vars(subprocess), "Popen": functools.partial(Popen, server=server, quick=True)})
+    with mock.patch("msplit.engines.process.subprocess", own):
+        yield

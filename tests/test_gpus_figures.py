@@ -34,11 +34,11 @@ def test_steps_and_requests_on_one_and_two(tmp_path: Path) -> None:
     told = {(row["what"], row["gpus"], row["rows"]) for row in found["rows"]}
     assert told == {
         *{("the same batch", 1, 6), ("the same batch", 2, 6), ("a batch for each", 2, 12)},
-        *{(f"requests, {how}", count, 6) for how in ("one process", "a process for each") for count in (1, 2)},
+        *{(f"requests, {how}", count, 6) for how in ("one pool", "a process for each") for count in (1, 2)},
     }
     ones = [
         row["efficiency"]
         for row in found["rows"]
-        if row["what"] in ("the same batch", "requests, one process") and row["gpus"] == 1
+        if row["what"] in ("the same batch", "requests, one pool") and row["gpus"] == 1
     ]
     assert ones == [{"host_us": 1.0}, {"rate": 1.0}]

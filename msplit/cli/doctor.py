@@ -19,7 +19,7 @@ import click
 from msplit.cli import options
 from msplit.cli.main import COMMANDS
 from msplit.engines.cuda.coverage import toolchain
-from msplit.engines.environment import COPY_THREADS, nvidia_smi, version, visible
+from msplit.engines.environment import COPY_THREADS, mps, nvidia_smi, version, visible
 from msplit.errors import INSTALL_PYTORCH, INSTALL_SERVING, INSTALL_TENSORFLOW
 
 
@@ -134,7 +134,10 @@ def _gpus() -> list[Finding]:
         text = f"CUDA_VISIBLE_DEVICES={setting!r} leaves {len(seen)} of {len(rows)}"
         fix = "" if seen else "unset it, or name a GPU in it"
         found.append(Finding("visible gpus" if seen else "gpu", OK if seen else MISSING, text, fix))
-    return [*found, Finding("to use a gpu more", OK, _ORDER)] if seen else found
+    shared = (
+        f"several processes of a GPU wait for each other: {why}" if (why := mps()) else "runs: processes share a GPU"
+    )
+    return [*found, Finding("mps", OK, shared), Finding("to use a gpu more", OK, _ORDER)] if seen else found
 
 
 _ORDER = (

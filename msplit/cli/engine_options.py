@@ -80,6 +80,8 @@ class PoolOptions:
     max_queue: int = key("--pool", "Most requests that wait; 0: any number.", click.IntRange(0), 0)
     max_memory: float | None = key("--pool", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True))
     host_threads: int | None = key("--pool", "Threads for what runs on the host.", click.IntRange(1))
+    workers: int | None = key("--pool", "Processes on each GPU.", click.IntRange(1, 64))
+    retries: int = key("--pool", "Further runs if a process ends.", click.IntRange(0), 1)
 
     def settings(self) -> PoolSettings:
         """The same for `msplit.pool`."""

@@ -341,7 +341,7 @@ class Devices:
         "--gpus",
         type=numbers(click.IntRange(0)),
         default=(),
-        help="cuda: numbers of the GPUs to use, such as 0,1. bench: they share the rows of a step; load, serve: each answers requests.",
+        help="cuda: numbers of the GPUs to use, such as 0,1. bench: they share the rows of a step; load, serve: a process for each.",
     )
 
 

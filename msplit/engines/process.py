@@ -86,10 +86,14 @@ class Process:
         if self._running.poll() is not None:
             raise self._lost()
 
+    def hang_up(self) -> None:
+        """Has it end, and does not wait for that."""
+        with suppress(*LOST):
+            self._pipe.close()
+
     def close(self) -> None:
         """Ends it."""
-        with suppress(*LOST):
-            self._pipe.close()  # which it takes for the end
+        self.hang_up()
         try:
             self._running.wait(_GRACE)
         except subprocess.TimeoutExpired:
@@ -97,13 +101,14 @@ class Process:
 
     def kill(self) -> None:
         """Ends it at once, whatever it does."""
-        with suppress(*LOST):
-            self._pipe.close()
+        self.hang_up()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._running.wait()
 
     def _lost(self) -> EngineError:
+        with suppress(subprocess.TimeoutExpired):
+            self._running.wait(_GRACE)  # its pipe is closed a moment before
         code = self._running.poll()
         how = "was lost" if code is None else f"ended with {code}" if code >= 0 else f"was ended by signal {-code}"
         return EngineError(

@@ -45,7 +45,7 @@ from msplit.verify.compare import compare, computed_in
 from msplit.verify.results import OutputCheck
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Opened, Packed, Restored, StepCounter, Weights
+    from msplit.engines.cuda.engine import Opened, Packed, Restored, Weights
 
 
 STEPS = 30
@@ -349,35 +349,24 @@ class LoadedBuild:
     restored: Mapping[str, Restored]
 
 
-def load(path: str | os.PathLike[str], *, strict: bool = False) -> LoadedBuild:
-    """Reads a build, holds it against its hashes, and brings its weights and kernels to the device. See `open`."""
-    return load_on(path, (), strict=strict)[0]
-
-
-def load_on(path: str | os.PathLike[str], gpus: Sequence[int], *, strict: bool = False) -> tuple[LoadedBuild, ...]:
-    """The same for each of several GPUs; none: the current one."""
+def load(path: str | os.PathLike[str], device: str = "", *, strict: bool = False) -> LoadedBuild:
+    """Reads a build, and brings its weights and kernels to a device, such as ``cuda:1``; by default the current one. See `open`."""
     folder = arguments.path(path)
     with phase("reading the build"):
         manifest = files.read(folder)
         files.verify(folder, manifest)
-    device = "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
-    if device == "cuda" and (why := ENGINE.unavailable()):
+    kind = "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
+    if kind == "cuda" and (why := ENGINE.unavailable()):
         raise EngineError(f"the build can not run here: {why}", where=str(folder), fix="see `msplit doctor`")
-    places = [f"{device}:{number}" for number in gpus] or [device]
-    if why := ENGINE.unavailable(places):
+    place = kind + device[len(device.partition(":")[0]) :]
+    if why := ENGINE.unavailable([place]):
         raise EngineError(why, where=str(folder), fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
     with _whole_or_not(folder), phase("loading weights"):
         memory = np.fromfile(folder / WEIGHTS, np.uint8)
-    loaded, steps = list[LoadedBuild](), None
-    for place in places:
-        loaded.append(_bring(folder, manifest, memory, place, steps, strict=strict))
-        steps = loaded[0].opened.steps
-    return tuple(loaded)
+    return _bring(folder, manifest, memory, place, strict=strict)
 
 
-def _bring(
-    folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: str, steps: StepCounter | None, *, strict: bool
-) -> LoadedBuild:
+def _bring(folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: str, *, strict: bool) -> LoadedBuild:
     """Brings a build that was read to a device."""
     builds = ENGINE.builds(device)
     differs = _differences(manifest.made_for, builds.made_for)
@@ -400,7 +389,6 @@ def _bring(
                 options,
                 ieee=Precision(manifest.precision).ieee,
                 fits=not serious,
-                steps=steps,
             )
         restored, references = {}, dict[str, Reference]()
         for bucket in manifest.rungs:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.runtime.memcpy import native_threads
+from msplit.engines.environment import native_threads
 
 ROUNDS = 200
 Copy = Callable[[NDArray[Any], NDArray[Any]], object]

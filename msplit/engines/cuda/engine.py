@@ -21,7 +21,6 @@ from msplit.progress import Progress
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.runtime.executables import Compiled, LoneStep
-    from msplit.engines.cuda.runtime.host import StepCounter
     from msplit.engines.cuda.search import (
         CompiledVariant,
         CompiledVariants,
@@ -45,7 +44,6 @@ __all__ = [
     "Restored",
     "SimulatedVariant",
     "SimulatedVariants",
-    "StepCounter",
     "Weights",
 ]
 

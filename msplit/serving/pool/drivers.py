@@ -103,8 +103,8 @@ class ThreadDriver:
                 self._promote()
 
     def start_alone(self, step: Step, feeds: Feeds, future: PoolFuture) -> None:
-        """Starts a step of `PoolSteps.take` for one request; `drive` ends it. It needs a fifth of the time that the queue takes."""
-        future.set_running_or_notify_cancel()
+        """Starts a step of `PoolSteps.take` for one request, which nobody can cancel any more; `drive` ends it. It needs a fifth of the
+        time that the queue takes."""
         try:
             self._steps.slots[step.slot].start(step.bucket, (feeds,))
         except Exception as problem:  # noqa: BLE001  who waits for the step gets it
@@ -206,10 +206,11 @@ class ThreadDriver:
                 flying = steps.flying[:1]
                 if not flying and steps.scheduler.alone:
                     return  # threads that run their steps alone promote one that waits when there is work
-                if flying and others:
+                spins = now - start < min(_SPIN, steps.spin)
+                if flying and (others or (steps.sleeps and not spins)):
                     with contextlib.suppress(Exception):  # `poll` reports it
                         steps.slots[flying[0].slot].wait()
-                elif now - start < _SPIN:
+                elif spins:
                     _POLL.poll(0)
                 else:
                     time.sleep(NAP)
@@ -247,6 +248,10 @@ class ThreadDriver:
         self._eager = True
         if not self._awake:
             self._wake_keeper()
+
+    def cancelled(self, future: PoolFuture) -> None:
+        """Takes note that a request was cancelled."""
+        self._steps.cancelled(future)
 
     def _keep(self) -> None:
         """Body of the pool's own thread: does the work that no other thread does."""

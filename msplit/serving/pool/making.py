@@ -1,7 +1,8 @@
-"""Makes a pool of a recipe for its slots: as many slots as are asked for and have room, or as many as are worth it."""
+"""Makes a pool of a recipe for its slots: as many as are asked for and have room, or as many as are worth it. And a pool of processes."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from msplit.errors import MsplitError
 from msplit.progress import Progress
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
+from msplit.serving.pool.processes import Member, PoolProcess, of_members
 from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.steps import Slot
 from msplit.verify.results import OutputCheck
@@ -35,7 +37,7 @@ class Recipe:
 
     Attributes:
         ports: Inputs and outputs.
-        slot: Makes a slot, from its priority level, True to run all of it on one stream, and the index of its GPU.
+        slot: Makes a slot, from its priority level, and True to run all of it on one stream.
         verify: Runs a step of each bucket of a slot, and compares the outputs with their reference.
         feeds: Inputs of a step of the smallest bucket.
         label: Name in the rows of a bench.
@@ -43,18 +45,18 @@ class Recipe:
         notes: Remarks for the user.
         facts: Facts such as the number of streams.
         threads: True where a step keeps a thread busy from beginning to end.
-        gpus: Number of GPUs.
-        weight_bytes: Bytes on each GPU that all slots share.
+        weight_bytes: Bytes on the GPU that all slots share.
         slot_bytes: Bytes of each slot, at least, as far as known before one is made.
-        free_bytes: Gives the free bytes of the GPU that has the fewest; None: not known.
-        reserved_bytes: Gives the bytes that this process holds on all GPUs.
-        urgencies: Number of priority levels of each GPU's streams; None: not known.
+        free_bytes: Gives the free bytes of the GPU; None: not known.
+        reserved_bytes: Gives the bytes that this process holds there.
+        urgencies: Number of priority levels of the GPU's streams; None: not known.
         streams: Most streams of a slot.
         owned: Executables that all slots share, closed together with the pool.
+        rewind: Has the next step draw the random numbers of the step of a number.
     """
 
     ports: Ports
-    slot: Callable[[int, bool, int], Slot]
+    slot: Callable[[int, bool], Slot]
     verify: Callable[[Slot], Sequence[OutputCheck]]
     feeds: Arrays
     label: str
@@ -62,7 +64,6 @@ class Recipe:
     notes: tuple[str, ...]
     facts: Mapping[str, Any]
     threads: bool
-    gpus: int = 1
     weight_bytes: int = 0
     slot_bytes: int = 0
     free_bytes: Callable[[], int | None] = lambda: None
@@ -70,6 +71,7 @@ class Recipe:
     urgencies: int | None = None
     streams: int = 1
     owned: Sequence[Executable] = ()
+    rewind: Callable[[int], None] = lambda step: None
 
 
 def make(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
@@ -85,13 +87,13 @@ def make(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
 
 
 def _whole(recipe: Recipe, settings: PoolSettings, groups: int, tell: Progress, one_stream: bool = False) -> Pool:
-    """Makes a pool of so many slots on each GPU. The memory that the first ones take tells if there is room for the others."""
+    """Makes a pool of so many slots. The memory that the first ones take tells if there is room for the others."""
     _check_memory(recipe, settings, groups)
     slots: list[Slot] = []
     try:
         before = recipe.reserved_bytes()
         checks = _more(recipe, settings, slots, groups, tell, one_stream, upto=1)
-        if taken := (recipe.reserved_bytes() - before) // recipe.gpus:
+        if taken := recipe.reserved_bytes() - before:
             recipe = replace(recipe, slot_bytes=max(recipe.slot_bytes, taken))
         _check_memory(recipe, settings, groups, made=1)
         checks += _more(recipe, settings, slots, groups, tell, one_stream)
@@ -137,40 +139,33 @@ def _more(
     one_stream: bool = False,
     upto: int | None = None,
 ) -> list[OutputCheck]:
-    """Makes slots, in turns on each GPU, until there are as many as asked for, and verifies each. The later ones are for less urgent
+    """Makes slots until there are as many as asked for, and verifies each. The later ones are for less urgent
     levels."""
     checks = list[OutputCheck]()
-    for number in range(len(slots), (groups if upto is None else upto) * recipe.gpus):
-        tell("making slots", number / (groups * recipe.gpus))
-        slot = recipe.slot(_level(number // recipe.gpus, groups, settings), one_stream, number % recipe.gpus)
+    for number in range(len(slots), groups if upto is None else upto):
+        tell("making slots", number / groups)
+        slot = recipe.slot(settings.level_of(number, groups), one_stream)
         slots.append(slot)
         checks += recipe.verify(slot)
     return checks
 
 
-def _level(number: int, groups: int, settings: PoolSettings) -> int:
-    """Priority level of a slot."""
-    return number * settings.priorities // groups
-
-
 def _pool(recipe: Recipe, settings: PoolSettings, slots: Sequence[Slot], checks: Sequence[OutputCheck]) -> Pool:
     """Makes a pool of slots."""
-    groups = len(slots) // recipe.gpus
+    groups = len(slots)
     facts = {
         **recipe.facts,
         "weight_bytes": recipe.weight_bytes,
         "arena_bytes": recipe.slot_bytes,
-        "bytes": recipe.gpus * (recipe.weight_bytes + groups * recipe.slot_bytes),
-        **({"gpus": recipe.gpus} if recipe.gpus > 1 else {}),
+        "bytes": recipe.weight_bytes + groups * recipe.slot_bytes,
     }
     return Pool(
         recipe.ports,
-        [(_level(number // recipe.gpus, groups, settings), slot) for number, slot in enumerate(slots)],
+        [(settings.level_of(number, groups), slot) for number, slot in enumerate(slots)],
         replace(settings, groups=groups),
         About(recipe.label, recipe.outputs, tuple(checks), recipe.notes, facts),
         threads=(settings.host_threads or len(slots)) if recipe.threads else 0,
         owned=recipe.owned,
-        gpus=[number % recipe.gpus for number in range(len(slots))],
     )
 
 
@@ -188,7 +183,7 @@ def _chosen(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
                 checks = _more(recipe, settings, slots, groups, tell, one_stream)
                 trial = _pool(recipe, replace(settings, max_queue=0, max_delay_us=0.0), slots, checks)
                 try:
-                    rate, high = _flood(trial, recipe.feeds, groups * recipe.gpus)
+                    rate, high = _flood(trial, recipe.feeds, groups)
                 finally:
                     trial.stop(finish=False)
                 bound = bound or _TAIL * high
@@ -232,3 +227,49 @@ def _flood(pool: Pool, feeds: Feeds, window: int) -> tuple[float, float]:
             times.append(time.perf_counter() - since)
         now = time.perf_counter()
     return len(times) / (now - start), float(np.quantile(times, 0.99)) * 1e6
+
+
+Make = Callable[[int, PoolSettings], Callable[[Progress], Pool]]
+"""Gives the function that makes the pool of a process, which is sent there: from its number and its settings."""
+
+
+def make_processes(
+    make: Make, places: Sequence[str], settings: PoolSettings, tell: Progress, *, together: bool
+) -> Pool:
+    """Makes a pool of processes.
+
+    Args:
+        make: Gives what makes the pool of a process.
+        places: Device of each process; one that is there several times is shared.
+        settings: Settings; slots and memory are those of each device.
+        tell: Told of progress.
+        together: True to start all at once; else the first one chooses kernels, which the others find.
+
+    Raises:
+        EngineError: A process can not be started.
+    """
+    cores = len(os.sched_getaffinity(0)) // len(places)
+    shares = max(places.count(place) for place in places)
+    memory = None if settings.max_memory is None else settings.max_memory // shares
+    own = [replace(settings, max_queue=0, max_memory=memory, workers=None)]  # the last one holds from now on
+    processes, members = list[PoolProcess](), list[Member]()
+    try:
+        for number, place in enumerate(places):
+            tell("starting processes", number / len(places))
+            if len(processes) <= number:
+                last = len(places) if number or (together and settings.groups != AUTO) else 1
+                processes += [
+                    PoolProcess(places[each], lambda each=each: make(each, own[-1]), cores)  # type: ignore[misc]
+                    for each in range(number, last)
+                ]
+            processes[number].ready(tell, bool)
+            members.append(Member(place, processes[number].listener.getsockname(), processes[number], bool))
+            assert members[0].line is not None
+            own.append(replace(own[0], groups=members[0].line.hello.settings.groups))
+        return of_members(members, replace(settings, groups=own[-1].groups))
+    except BaseException:
+        for process in processes:
+            process.process.hang_up()
+        for process in processes:
+            process.close()
+        raise

@@ -23,7 +23,7 @@ from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, Slot
+from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, Slot
 from msplit.verify.results import OutputCheck
 
 
@@ -60,6 +60,7 @@ class Pool(DisplayMixin):
             of one of `batches`.
         settings: Settings; `groups` is a number, also where it was ``auto``.
         polls: True where a step is over when somebody polls, as on a GPU, so that `drive` is of use.
+        ports: Inputs and outputs, which requests are checked against.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Pool(DisplayMixin):
         *,
         threads: int = 0,
         owned: Sequence[Executable] = (),
-        gpus: Sequence[int] = (),
+        steps: PoolSteps | None = None,
     ) -> None:
         """Makes a pool out of its parts.
 
@@ -82,20 +83,17 @@ class Pool(DisplayMixin):
             about: Description of the model.
             threads: Number of threads that run steps from beginning to end; 0: slots run them by themselves.
             owned: Executables that are closed together with the slots.
-            gpus: Index of the GPU of each slot; none: there is one.
+            steps: Steps that run elsewhere, in place of slots.
         """
         self.about, self.inputs, self.outputs, self.settings = about, ports.inputs, about.outputs, settings
         self.batches, self.joins, self.polls = ports.batches, ports.joins, not threads
         self._owned: list[Slot | Executable] = [*(slot for _, slot in slots), *owned]
-        self._ports = ports
-        scheduler = Scheduler(
-            [(level, gpu) for (level, _), gpu in zip(slots, gpus or [0] * len(slots), strict=True)],
-            ports.batches,
-            ports.bucket,
-            settings,
-            holds_thread=bool(threads),
-        )
-        self._steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
+        self.ports = ports
+        if steps is None:
+            levels = [level for level, _ in slots]
+            scheduler = Scheduler(levels, ports.batches, ports.bucket, settings, holds_thread=bool(threads))
+            steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
+        self._steps = steps
         self._driver = ThreadDriver(self._steps, polls=self.polls)
         _OPEN.add(self)
         weakref.finalize(self, self._driver.dismiss).atexit = False
@@ -116,7 +114,7 @@ class Pool(DisplayMixin):
             return answer
         if type(priority) is not int or priority:
             priority = whole("the priority", priority, 0, self.settings.priorities - 1)
-        arrays, rows, key = self._ports.check(feeds)
+        arrays, rows, key = self.ports.check(feeds)
         step = self._steps.take(priority, rows)
         if step is not None:
             return self._steps.cut(self._driver.run_alone(step, arrays), rows)
@@ -149,9 +147,9 @@ class Pool(DisplayMixin):
         """
         if type(priority) is not int or priority:
             priority = whole("the priority", priority, 0, self.settings.priorities - 1)
-        arrays, rows, key = self._ports.check(feeds)
+        arrays, rows, key = self.ports.check(feeds)
         if on_device:
-            if not self.polls:
+            if not self._steps.on_device:
                 raise EngineError("this pool's outputs are on the host", fix="leave out on_device")
             key = None if key is None else ("on the device", key)
         patience = NEVER if timeout is None else number("the timeout", timeout)
@@ -170,12 +168,11 @@ class Pool(DisplayMixin):
             priority: Priority level.
             timeout: Seconds after which it is too late to start the request.
         """
-        arrays, rows, key = self._ports.check(feeds)
-        steps, step = self._steps, None
-        if self.polls and not steps.scheduler.running and not self.settings.max_delay_us:
-            step = steps.take(priority, rows)
+        arrays, rows, key = self.ports.check(feeds)
+        step = self._steps.take(priority, rows) if self._is_idle else None
         if step is not None:
             future = PoolFuture(self._driver)
+            future.set_running_or_notify_cancel()
             Future.add_done_callback(future, done)  # `PoolFuture` has a thread of the pool poll
             self._driver.start_alone(step, arrays, future)
         else:
@@ -193,6 +190,30 @@ class Pool(DisplayMixin):
         self._steps.put(Request(rows, key, level, now, now + patience, claim, {**feeds}, future, on_device))
         return future
 
+    @property
+    def _is_idle(self) -> bool:
+        """True where a request may go by the shortest way: nothing runs or waits here."""
+        return self.polls and not (self.scheduler.running or self.settings.max_delay_us)
+
+    def accept(self, feeds: Feeds, rows: int, level: int, since: float, deadline: float, reply: Any) -> None:
+        """Takes a request of another process, which has checked it; somebody calls `drive`.
+
+        Args:
+            rows, level, since, deadline: See `Request`.
+            reply: Object that gets the answer, with the methods of a future.
+
+        Raises:
+            EngineError: As `submit`.
+        """
+        claim = reply.set_running_or_notify_cancel
+        if self._is_idle and deadline == NEVER:
+            if not claim():
+                return
+            if (step := self._steps.take(level, rows)) is not None:
+                self._driver.start_alone(step, feeds, reply)
+                return
+        self._steps.put(Request(rows, self.ports.key(feeds), level, since, deadline, claim, feeds, reply))
+
     def drive(self, seconds: float = 0.0) -> bool:
         """Does the work of the pool: ends steps that are over, and starts those that are due. An event loop calls it again and again, so
         that no thread has to be woken.
@@ -205,9 +226,22 @@ class Pool(DisplayMixin):
         """
         return self._driver.drive(seconds if type(seconds) is float else number("the seconds", seconds))
 
+    def __reduce__(self) -> tuple[Callable[..., Pool], tuple[Any, ...]]:
+        """A pool of processes can be sent to other processes, pickled, and asked there."""
+        return self._steps.reduce()
+
     def stats(self) -> Stats:
         """Counts of requests and steps so far."""
         return self._steps.stats()
+
+    def processes(self) -> tuple[ProcessState, ...]:
+        """State of each process that runs steps; none where this one does."""
+        return self._steps.processes()
+
+    @property
+    def ready(self) -> bool:
+        """True while it can answer: its GPU, or one of its processes, works."""
+        return self._steps.ready
 
     @property
     def lost(self) -> str | None:
@@ -215,9 +249,14 @@ class Pool(DisplayMixin):
         return None if self.failure is None else self.failure.what
 
     @property
+    def scheduler(self) -> Scheduler:
+        """Scheduler of its requests."""
+        return self._steps.scheduler
+
+    @property
     def failure(self) -> DeviceLost | None:
         """Error of the GPU's failure; None while it works."""
-        return self._steps.scheduler.lost
+        return self.scheduler.lost
 
     def close(self, finish: bool = True) -> None:
         """Takes no more requests, waits for steps that run, and gives streams and memory back.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, refuse
 from msplit.engines.tensors import as_array, lies_on, tensor
 from msplit.errors import EngineError
+from msplit.formats.tensors import numpy_dtype
 
 Shape = tuple[int, ...]
 
@@ -90,7 +92,8 @@ class Ports:
         }
         # For `check` and `join`: what each input must be, and those that requests of one step have to agree in.
         self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
-        self._quick = [(name, dtype, shape, shape[1:], count) for name, dtype, shape, count in self._wanted]
+        self._counted = next(((name, count) for name, count in self._entries.items() if count), ("", 1))
+        self._exact: dict[int, list[tuple[str, np.dtype[Any], Shape]]] = {}  # the same for a number of rows
         self._shapes = dict(shapes)
         self._shared = [name for name, count in self._entries.items() if not count and self.joins]
         self._texts = [name for name in largest if dtypes[name] == _TEXT]
@@ -100,6 +103,30 @@ class Ports:
         return {
             name: Port(_kept_as(value.dtype).name, (None, *value.shape[1:]) if self._made.get(name) else value.shape)
             for name, value in example.items()
+        }
+
+    def on_host(self) -> Ports:
+        """A copy that takes no tensor of the device as it is."""
+        found = copy.copy(self)
+        found._device = None
+        return found
+
+    def input_layout(self, rows: int) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+        """Type and shape of each input of a request of so many rows; None where there are strings."""
+        if self._texts:
+            return None
+        return {name: (dtype, self._shape(name, rows)) for name, dtype, _, _ in self._wanted}
+
+    def output_layout(self, outputs: Mapping[str, Port], rows: int) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+        """Type and shape of each output of an answer to so many rows, as far as they are known; None where there are strings."""
+        if any(port.dtype == _TEXT.name for port in outputs.values()):
+            return None
+        return {
+            name: (
+                numpy_dtype(port.dtype),
+                tuple([rows * self._made[name] if size is None else size for size in port.shape]),
+            )
+            for name, port in outputs.items()
         }
 
     def check(self, feeds: Feeds) -> tuple[Feeds, int, Hashable]:
@@ -114,23 +141,18 @@ class Ports:
         """
         # A short way for most requests: a dictionary of all inputs, each an array of the right type and shape.
         if self.joins and not self._texts and type(feeds) is dict and len(feeds) == len(self._wanted):
-            rows = -1
-            for name, dtype, shape, rest, count in self._quick:
-                value = feeds.get(name)
-                if type(value) is not np.ndarray or value.dtype != dtype:
-                    break
-                if not count:
-                    if value.shape != shape:
+            first, count = self._counted
+            value = feeds.get(first)
+            rows = len(value) // count if type(value) is np.ndarray and value.ndim else 0
+            if 0 < rows <= self.batches[-1]:
+                if rows not in self._exact:
+                    self._exact[rows] = [(name, dtype, self._shape(name, rows)) for name, dtype, _, _ in self._wanted]
+                for name, dtype, shape in self._exact[rows]:
+                    value = feeds.get(name)
+                    if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
                         break
-                    continue
-                given = value.shape
-                if rows < 0 and given:
-                    rows = given[0] // count
-                if given[1:] != rest or given[:1] != (rows * count,):
-                    break
-            else:
-                if 0 < rows <= self.batches[-1]:
-                    return feeds, rows, self._key(feeds)
+                else:
+                    return feeds, rows, self.key(feeds)
         if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
             raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
@@ -139,7 +161,7 @@ class Ports:
         refuse(arrays, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
         for name in self._texts:
             arrays[name] = _as_bytes(name, arrays[name])
-        return arrays, rows, self._key(arrays)
+        return arrays, rows, self.key(arrays)
 
     def _taken(self, name: str, value: Any) -> Any:
         if self._device is not None and name not in self._shared and lies_on(value, self._device):
@@ -181,7 +203,7 @@ class Ports:
             raise EngineError(what, fix="cut it, or raise max_batch")
         return rows
 
-    def _key(self, feeds: Feeds) -> Hashable:
+    def key(self, feeds: Feeds) -> Hashable:
         """Key of a request: requests share a step where their inputs without rows are equal."""
         if not self.joins:
             return None

@@ -41,6 +41,7 @@ class Request:
         future: Future that gets the answer.
         on_device: True to leave the answer on the GPU. Requests of one key agree in it.
         waits: True while it is in the queue.
+        runs: Processes that ended while they had it.
     """
 
     rows: int
@@ -53,6 +54,7 @@ class Request:
     future: Any = None
     on_device: bool = False
     waits: bool = False
+    runs: int = 0
 
 
 class Step(NamedTuple):
@@ -125,8 +127,7 @@ class Scheduler:
     """Queue and slots of a pool, and the decisions which request goes where.
 
     Args:
-        slots: Priority level and index of the GPU of each slot. A slot runs one step at a time, of requests of its level or more urgent
-            ones. Of several GPUs, a step goes to the one with most free slots.
+        slots: Priority level of each slot. A slot runs one step at a time, of requests of its level or more urgent ones.
         buckets: Rows of the steps that were prepared, ascending; empty where requests have no rows.
         bucket_of: Gives the bucket for a number of rows.
         settings: Number of priority levels, time to wait for further requests, most requests that may wait.
@@ -142,7 +143,7 @@ class Scheduler:
 
     def __init__(
         self,
-        slots: Sequence[tuple[int, int]],
+        slots: Sequence[int],
         buckets: Sequence[int],
         bucket_of: Callable[[int], int],
         settings: PoolSettings,
@@ -150,11 +151,9 @@ class Scheduler:
         holds_thread: bool = False,
     ) -> None:
         self._slots, self._bucket_of, self._holds_thread = tuple(slots), bucket_of, holds_thread
-        gpus = range(max((gpu for _, gpu in slots), default=0) + 1)
-        self._free: list[list[list[int]]] = [[[] for _ in gpus] for _ in range(settings.priorities)]
-        for index, (level, gpu) in enumerate(slots):
-            self._free[level][gpu].append(index)
-        self._running_on = [0 for _ in gpus]
+        self._free: list[list[int]] = [[] for _ in range(settings.priorities)]
+        for index, level in enumerate(slots):
+            self._free[level].append(index)
         self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue)
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
@@ -164,7 +163,7 @@ class Scheduler:
     def put(self, request: Request) -> Decision:
         """Adds a request to the queue, at the time `request.since`.
 
-        Its step starts at once if a slot is free and either the step is full or a GPU is idle. Otherwise it waits for further requests: a
+        Its step starts at once if a slot is free and either the step is full or the GPU is idle. Otherwise it waits for further requests: a
         thread that goes on brings more sooner than it could start a step, and a thread that waits for an answer starts it (`due`).
 
         Raises:
@@ -172,9 +171,8 @@ class Scheduler:
             Closed: No more are taken.
             DeviceLost: The device failed.
         """
-        if self.closed or self.lost is not None:
-            self._refuse()
-        if not self.queue.put(request) and all(self._running_on) and not self._holds_thread:
+        self.check_open()
+        if not self.queue.put(request) and self.running and not self._holds_thread:
             return NOTHING
         return self.due(request.since)
 
@@ -188,15 +186,13 @@ class Scheduler:
             Closed: No more requests are taken.
             DeviceLost: The device failed.
         """
-        if self.closed or self.lost is not None:
-            self._refuse()
+        self.check_open()
         if not self.queue.count:
             for number in range(level, len(self._free)):
-                gpu = self._freest(number)
-                if self._free[number][gpu]:
+                if self._free[number]:
                     self.alone += 1
                     self._direct += 1
-                    return self._start(number, gpu, rows)
+                    return self._start(number, rows)
         return None
 
     def due(self, now: float, *, join: bool = True) -> Decision:
@@ -210,12 +206,11 @@ class Scheduler:
         if not queue.count or queue.next_time > now:
             return NOTHING
         late = tuple(expired) if (expired := queue.expired(now)) else ()
-        for level, gpus in enumerate(self._free):
-            gpu = self._freest(level)
+        for level, free in enumerate(self._free):
             # A GPU with nothing to do waits for no further requests.
-            if gpus[gpu] and (requests := queue.take(now, level, join and self._running_on[gpu] > 0)):
+            if free and (requests := queue.take(now, level, join and self.running > 0)):
                 rows = sum([request.rows for request in requests])
-                return Decision(self._start(level, gpu, rows, tuple(requests)), late)
+                return Decision(self._start(level, rows, tuple(requests)), late)
         return Decision(None, late) if late else NOTHING
 
     def ended(self, step: Step, now: float, *, failed: bool = False) -> Decision:
@@ -242,10 +237,8 @@ class Scheduler:
         if again:
             rows = again[0].rows
             return Decision(Step(slot, self._bucket_of(rows), rows, again[:1], again[1:]), (), requests)
-        level, gpu = self._slots[slot]
-        self._free[level][gpu].append(slot)
+        self._free[self._slots[slot]].append(slot)
         self.running -= 1
-        self._running_on[gpu] -= 1
         following = self.due(now) if self.queue.count else NOTHING
         return Decision(following.start, following.late, requests) if requests else following
 
@@ -281,21 +274,17 @@ class Scheduler:
             in_flight=self.running,
         )
 
-    def _refuse(self) -> None:
+    def check_open(self) -> None:
+        """Raises what hinders further requests: `Closed`, or `DeviceLost`."""
         if self.lost is not None:
             raise DeviceLost(self.lost.what, fix=self.lost.fix)
-        raise Closed(self.closed, fix="open another one")
+        if self.closed:
+            raise Closed(self.closed, fix="open another one")
 
-    def _freest(self, level: int) -> int:
-        """Index of the GPU with most free slots of a level, so that all have as much to do."""
-        gpus = self._free[level]
-        return 0 if len(gpus) == 1 else max(range(len(gpus)), key=lambda gpu: len(gpus[gpu]))
-
-    def _start(self, level: int, gpu: int, rows: int, requests: tuple[Request, ...] = ()) -> Step:
+    def _start(self, level: int, rows: int, requests: tuple[Request, ...] = ()) -> Step:
         """Puts a step into a free slot."""
         self.running += 1
-        self._running_on[gpu] += 1
-        return Step(self._free[level][gpu].pop(), self._bucket_of(rows), rows, requests)
+        return Step(self._free[level].pop(), self._bucket_of(rows), rows, requests)
 
 
 class _Line:
@@ -351,13 +340,16 @@ class Queue:
         self.next_time = NEVER
         self.taken = self.refused = self.timed_out = self.cancelled = 0
 
-    def put(self, request: Request) -> bool:
+    def put(self, request: Request, *, again: bool = False) -> bool:
         """Adds a request at the end. True if its step is full now, so that waiting for further requests is of no use.
+
+        Args:
+            again: True for one that was taken before, which is neither refused nor counted.
 
         Raises:
             Busy: As many wait as may.
         """
-        if self._most and self.count >= self._most:
+        if self._most and self.count >= self._most and not again:
             self.refused += 1
             raise Busy(
                 f"{self.count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
@@ -373,7 +365,7 @@ class Queue:
         line.rows += request.rows
         request.waits = True
         self.count += 1
-        self.taken += 1
+        self.taken += not again
         full = self._is_full(line)
         if len(line.requests) == 1 or (full and before < self._largest and request.key is not None):
             self.next_time = min(self.next_time, self._enter(line, full))

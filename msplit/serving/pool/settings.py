@@ -28,8 +28,11 @@ class PoolSettings:
         max_delay_us: Time that a step which is not full waits for more rows, in µs, as in Triton.
         priorities: Number of priority levels; 0 is the most urgent one. Each has slots of its own.
         max_queue: Most requests that may wait; further ones are refused (`errors.Busy`). 0: no limit.
-        max_memory: Most bytes on each GPU for weights and all slots; None: as many as are free there.
+        max_memory: Most bytes on each GPU for weights and all slots, of all processes together; None: as many as are free there.
         host_threads: Threads that run the host part of a model (strings, tables, parsing), and TensorFlow's sessions; None: one per slot.
+        workers: Processes on each GPU, each with slots and weights of its own; None: one on each where there are several GPUs, else none,
+            and steps run in the caller's process.
+        retries: How often a request is run again whose process has ended; 0: it fails (`errors.ProcessLost`).
         latency_us: Most time that 99 of 100 requests may take, in µs, for ``groups="auto"``; None: three times that of a step.
     """
 
@@ -41,6 +44,8 @@ class PoolSettings:
     max_queue: int = 0
     max_memory: int | None = None
     host_threads: int | None = None
+    workers: int | None = None
+    retries: int = 1
     latency_us: float | None = None
 
     def __post_init__(self) -> None:
@@ -51,6 +56,7 @@ class PoolSettings:
         batches = () if self.batches is None else listed("batches", self.batches)
         object.__setattr__(self, "batches", batches or None)
         least = {"max_batch": 1, "priorities": 1, "max_queue": 0, "max_memory": 1, "host_threads": 1}
+        least |= {"workers": 1, "retries": 0}
         for name, low in least.items():
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), low)
@@ -59,3 +65,7 @@ class PoolSettings:
         for name in ("max_delay_us", "latency_us"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name))
+
+    def level_of(self, number: int, count: int) -> int:
+        """Priority level of one of so many slots: the later ones are for less urgent requests."""
+        return number * self.priorities // count

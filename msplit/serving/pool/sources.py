@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import numpy as np
 
-from msplit.assignment.model import opened
+from msplit.assignment.model import load, opened
 from msplit.core.arguments import Precision, path
 from msplit.engines.base import Arrays, Feeds
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
+from msplit.engines.environment import mps
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
+from msplit.formats.model import ReadOptions
 from msplit.progress import Progress, phase, silent
-from msplit.run.build import LoadedBuild, Made, load_on, make, rows_of, verify_step, whole_reference
+from msplit.run.build import LoadedBuild, Made, make, rows_of, verify_step, whole_reference
+from msplit.run.build import load as load_build
 from msplit.run.prepare import make_ready
 from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
-from msplit.serving.pool.making import Recipe
+from msplit.serving.pool.making import Recipe, make_processes
 from msplit.serving.pool.making import make as make_pool
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Ports, Shape
@@ -44,15 +49,67 @@ def pool(
     settings: PoolSettings | None = None,
     *,
     progress: Progress | None = None,
+    first_step: int = 0,
 ) -> Pool:
-    """Makes a pool; see `api.pool`."""
+    """Makes a pool; see `api.pool`.
+
+    Args:
+        first_step: Number of the step whose random numbers the first one draws.
+    """
     settings, request = settings or PoolSettings(), request or RunRequest()
     if settings.groups != AUTO and int(settings.groups) < settings.priorities:
         raise MsplitError(
             f"{settings.priorities} levels of priority share {settings.groups} groups, and each has one of its own",
             fix=f"give {settings.priorities} groups or more",
         )
-    return make_pool(recipe_of(model, request, settings, progress), settings, progress or silent)
+    if len(request.devices) > 1 or settings.workers:
+        return _in_processes(model, request, settings, progress or silent)
+    recipe = recipe_of(model, request, settings, progress)
+    made = make_pool(recipe, settings, progress or silent)
+    recipe.rewind(first_step)
+    return made
+
+
+_STEPS = 1 << 40
+"""Steps of a process before it would draw the random numbers of the next one."""
+
+
+def _in_processes(
+    model: FlatGraph | str | os.PathLike[str], request: RunRequest, settings: PoolSettings, tell: Progress
+) -> Pool:
+    """Makes a pool of one or several processes for each device of the request."""
+    choice: ReadOptions | None = None
+    if isinstance(model, FlatGraph) or not is_build(path(model)):
+        flat = opened(model)
+        refuse_devices(request, *choose_engine(request, flat))
+        choice, model = flat.model.choice, flat.model.path
+        if not os.path.exists(model):
+            raise MsplitError("processes read the model from its file, and it has none", fix="save it, or name one GPU")
+    if (
+        (settings.workers or 1) > 1
+        and request.device == "cuda"
+        and not ENGINE.unavailable()
+        and (why := mps(start=True))
+    ):
+        what = f"{settings.workers} processes of a GPU answer half of what one does without NVIDIA's MPS: {why}"
+        raise MsplitError(what, fix="leave workers out, and give more groups; `msplit doctor` says whether MPS runs")
+    where, started = os.path.abspath(os.fspath(model)), count()
+    places = request.places * (settings.workers or 1)
+
+    def make(number: int, own: PoolSettings) -> Callable[[Progress], Pool]:
+        index = number % len(request.places)
+        one = replace(request, devices=request.devices[index : index + 1])
+        return partial(_in_this_process, where, choice, one, own, next(started) * _STEPS)
+
+    return make_processes(make, places, settings, tell, together=choice is None)
+
+
+def _in_this_process(
+    where: str, choice: ReadOptions | None, request: RunRequest, settings: PoolSettings, first: int, tell: Progress
+) -> Pool:
+    """Makes the pool of one of these processes, of a build where there is no choice of what a file has."""
+    model = where if choice is None else load(where, **vars(choice))
+    return pool(model, request, settings, progress=tell, first_step=first)
 
 
 def recipe_of(
@@ -65,7 +122,7 @@ def recipe_of(
         MsplitError: Requests are to share steps, and can not.
     """
     if not isinstance(model, FlatGraph) and is_build(path(model)):
-        return _of_build(load_on(model, request.devices), f"{os.fspath(model)} is a build for it", settings)
+        return _of_build(load_build(model, request.places[0]), f"{os.fspath(model)} is a build for it", settings)
     flat = opened(model)
     engine, why = choose_engine(request, flat)
     refuse_devices(request, engine, why)
@@ -78,7 +135,7 @@ def recipe_of(
         if not batches:  # the request settles a shape that has no rows
             buckets = tuple(replace(one, batch=None) for one in made.manifest.rungs)
             made = replace(made, manifest=replace(made.manifest, rungs=buckets))
-        recipe = _of_build(_in_memory(made, request.places), why, settings)
+        recipe = _of_build(_in_memory(made, request.places[0]), why, settings)
     return replace(recipe, notes=(*recipe.notes, *notes))
 
 
@@ -117,30 +174,24 @@ def _refuse_to_join(rows: Rows | None, settings: PoolSettings, mixes: str) -> No
         raise MsplitError(f"requests can not share a step of {settings.max_batch} rows: {mixes}", fix=fix)
 
 
-def _in_memory(made: Made, places: Sequence[str]) -> tuple[LoadedBuild, ...]:
-    """Loads a build that is in memory onto each device, as `load_on` does with one on disk."""
+def _in_memory(made: Made, place: str) -> LoadedBuild:
+    """Loads a build that is in memory onto a device, as `run.build.load` does with one on disk."""
     manifest: Manifest = made.manifest
     with phase("loading weights"):
         memory = made.weights.memory()
-    steps, found = None, []
-    for place in places:
-        options = EngineOptions(device=place, capture=manifest.capture, measure=manifest.measured)
-        builds, ieee = ENGINE.builds(place), Precision(manifest.precision).ieee
-        fits = builds.fits(manifest.made_for)
-        opened = builds.open(memory, None, options, ieee=ieee, fits=fits, steps=steps)
-        steps = opened.steps
-        references, restored = {}, {}
-        for bucket in manifest.rungs:
-            one = made.packed[bucket.program]
-            references[bucket.program] = whole_reference(made.references[bucket.program], bucket, manifest.computed)
-            restored[bucket.program] = opened.restore(one.program, one.feeds, one.host)
-        found.append(LoadedBuild(manifest, references, (), opened, restored))
-    return tuple(found)
+    options = EngineOptions(device=place, capture=manifest.capture, measure=manifest.measured)
+    builds, ieee = ENGINE.builds(place), Precision(manifest.precision).ieee
+    opened = builds.open(memory, None, options, ieee=ieee, fits=builds.fits(manifest.made_for))
+    references, restored = {}, {}
+    for bucket in manifest.rungs:
+        one = made.packed[bucket.program]
+        references[bucket.program] = whole_reference(made.references[bucket.program], bucket, manifest.computed)
+        restored[bucket.program] = opened.restore(one.program, one.feeds, one.host)
+    return LoadedBuild(manifest, references, (), opened, restored)
 
 
-def _of_build(every: Sequence[LoadedBuild], why: str, settings: PoolSettings) -> Recipe:
-    """Makes the recipe for a build that is loaded onto each device."""
-    loaded = every[0]
+def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
+    """Makes the recipe for a build that is loaded onto its device."""
     manifest, found = loaded.manifest, loaded.opened
     buckets = {bucket.batch or 0: bucket for bucket in manifest.rungs}
     rows = manifest.rows if 0 not in buckets else None
@@ -150,22 +201,21 @@ def _of_build(every: Sequence[LoadedBuild], why: str, settings: PoolSettings) ->
         said = f"the largest batch of the build is {largest}" if largest else "the build has one batch, of its own"
         raise MsplitError(f"max_batch is {settings.max_batch}, and {said}", fix="leave it out")
     _refuse_to_join(rows, settings, manifest.mixes)
-    # Everything by batch, 0 for the one batch of a model without rows; what was restored is there once for each GPU.
+    # Everything by batch, 0 for the one batch of a model without rows.
     references = {batch: loaded.references[bucket.program] for batch, bucket in buckets.items()}
-    restored = [{batch: one.restored[bucket.program] for batch, bucket in buckets.items()} for one in every]
+    restored = {batch: loaded.restored[bucket.program] for batch, bucket in buckets.items()}
     shapes: dict[int, Mapping[str, Shape]] = {batch: bucket.inputs for batch, bucket in sorted(buckets.items())}
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
     # Steps fly where one call starts a captured graph. Else they run in threads; on the CPU without a host part they only seem to fly.
-    asynchronous, hosted = found.is_asynchronous(restored[0].values()), any(one.hosted for one in restored[0].values())
+    asynchronous, hosted = found.is_asynchronous(restored.values()), any(one.hosted for one in restored.values())
     ports = Ports(dtypes, shapes, rows, manifest.mixes, device="cuda" if asynchronous else None)
     polls = asynchronous or (manifest.made_for.get("device") == "cpu" and not hosted)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
 
-    def slot(level: int, one_stream: bool, gpu: int) -> Slot:
-        opened, urgency = every[gpu].opened, settings.priorities - 1 - level
+    def slot(level: int, one_stream: bool) -> Slot:
         if asynchronous:
-            return opened.slot(restored[gpu], entries, urgency=urgency, one_stream=one_stream)
-        running = {batch: opened.run(one, alone=True, one_stream=one_stream) for batch, one in restored[gpu].items()}
+            return found.slot(restored, entries, urgency=settings.priorities - 1 - level, one_stream=one_stream)
+        running = {batch: found.run(one, alone=True, one_stream=one_stream) for batch, one in restored.items()}
         whole = StepSlot({batch: one.step for batch, one in running.items()}, ports, [*running.values()])
         return SimulatedSlot(whole) if polls else whole
 
@@ -183,16 +233,16 @@ def _of_build(every: Sequence[LoadedBuild], why: str, settings: PoolSettings) ->
         references[min(buckets)].feeds,
         manifest.label,
         ports.outputs(references[largest].outputs),
-        tuple(dict.fromkeys([*manifest.notes, *(note for one in every for note in one.notes)])),
+        (*manifest.notes, *loaded.notes),
         {"why": why, "streams": buckets[largest].streams, "kernels": buckets[largest].kernels},
         threads=not polls,
-        gpus=len(every),
         weight_bytes=found.weight_bytes,
-        slot_bytes=found.slot_bytes(restored[0].values()),
-        free_bytes=lambda: min([free for one in every if (free := one.opened.free_bytes()) is not None], default=None),
-        reserved_bytes=lambda: sum(one.opened.reserved_bytes() for one in every),
-        urgencies=min([levels for one in every if (levels := one.opened.urgencies()) is not None], default=None),
+        slot_bytes=found.slot_bytes(restored.values()),
+        free_bytes=found.free_bytes,
+        reserved_bytes=found.reserved_bytes,
+        urgencies=found.urgencies(),
         streams=max(bucket.streams for bucket in buckets.values()),
+        rewind=found.rewind,
     )
 
 
@@ -236,7 +286,7 @@ def _of_session(
 
     return Recipe(
         ports,
-        lambda level, one_stream, gpu: StepSlot({0: step}, ports),
+        lambda level, one_stream: StepSlot({0: step}, ports),
         lambda slot: (),
         {name: value[: entries[name] * min(shapes)] if entries.get(name) else value for name, value in feeds.items()},
         runner.label,

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures._base import FINISHED, PENDING
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -171,6 +172,9 @@ class Worker(Protocol):
     def attend(self) -> None:
         """Has a thread of the pool end steps, since somebody wants to be called with an answer and does not wait for it."""
 
+    def cancelled(self, future: PoolFuture) -> None:
+        """Takes note that a request was cancelled."""
+
 
 class PoolFuture(Future[Any]):
     """Answer to a request, which may not be there yet. Used as any other `Future`."""
@@ -226,9 +230,12 @@ class PoolFuture(Future[Any]):
     def cancel(self) -> bool:
         """Cancels the request if it still waits; see `Future.cancel`."""
         try:
-            return super().cancel()
+            done = super().cancel()
         finally:
             self._wake()
+        if done:
+            self._worker.cancelled(self)
+        return done
 
     def _wake(self) -> None:
         """Wakes the threads that wait, also where a callback raised an error that it must not."""
@@ -243,6 +250,25 @@ class PoolFuture(Future[Any]):
             self._worker.attend()
 
 
+def settle(answers: Sequence[tuple[PoolFuture, Answer | Exception]]) -> list[bool]:
+    """Gives outputs to futures that wait for them and have nobody to call. Returns for each whether it has them; the others take longer."""
+    done = [False] * len(answers)
+    if _KNOWN:
+        with answers[0][0]._condition:
+            for index, (future, result) in enumerate(answers):
+                if (
+                    type(result) is dict
+                    and future._state == PENDING
+                    and not (future._done_callbacks or future._waiters)
+                ):
+                    future._result, future._state = result, FINISHED
+                    done[index] = True
+        for future, _ in answers:
+            if future.waiters:
+                future._wake()
+    return done
+
+
 def wake(waiter: threading.Lock) -> bool:
     """Wakes the thread that waits for a lock; False if another call did so before."""
     try:
@@ -253,6 +279,23 @@ def wake(waiter: threading.Lock) -> bool:
 
 
 _LOG = logging.getLogger("concurrent.futures")
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """State of a process of a pool.
+
+    Attributes:
+        place: GPU that it has, such as ``cuda:0``.
+        pid: Number of the process; 0 while it is started again.
+        restarts: How often it was started again.
+        stats: Counts, since the pool was opened. Those of time outs, cancelled and refused requests are the whole pool's only.
+    """
+
+    place: str
+    pid: int
+    restarts: int
+    stats: Stats
 
 
 class PoolSteps:
@@ -269,6 +312,9 @@ class PoolSteps:
         delivering: Threads that are delivering an answer right now.
         polled: Time of the last `poll`, in seconds of the performance counter.
         orphaned: True in a forked child, which has neither the threads nor the device of the pool.
+        on_device: True where outputs can be left on the device.
+        spin: Most seconds for which a thread that waits for an answer polls before it sleeps.
+        sleeps: True where a thread that waits for a step sleeps until it is over, also if no other one waits.
     """
 
     def __init__(self, ports: Ports, slots: Sequence[Slot], scheduler: Scheduler, threads: int = 0) -> None:
@@ -278,6 +324,8 @@ class PoolSteps:
         self.flying: list[Step] = []
         self.polled = -NEVER
         self.orphaned = False
+        self.on_device, self.spin = not threads, NEVER
+        self.sleeps = False
         # Steps that are over, and answers to deliver. Each thread takes one answer at a time, so that a function that an answer calls may
         # wait for any other answer.
         self._over: deque[tuple[Step, Answer | Exception]] = deque()
@@ -289,6 +337,11 @@ class PoolSteps:
     def busy(self) -> bool:
         """True while anything runs, waits or is to be delivered."""
         return bool(self.scheduler.running or self.scheduler.queue.count or self._answers)
+
+    @property
+    def ready(self) -> bool:
+        """True while it can answer."""
+        return self.scheduler.lost is None
 
     @property
     def is_delivering(self) -> bool:
@@ -341,8 +394,7 @@ class PoolSteps:
             return
         try:
             if self._threads is None:
-                self._start(step)
-                self.flying.append(step)
+                self._fly(step)
             else:
                 self._ready.append(step)
                 self._threads.submit(self.run_ready)
@@ -355,6 +407,10 @@ class PoolSteps:
             drain(self.slots[step.slot])
             self._over.append((step, EngineError("a step was interrupted as it began", fix="send it again")))
             raise
+
+    def _fly(self, step: Step) -> None:
+        self._start(step)
+        self.flying.append(step)
 
     def _start(self, step: Step) -> None:
         self.slots[step.slot].start(step.bucket, [request.feeds for request in step.requests])
@@ -462,6 +518,9 @@ class PoolSteps:
         self._answers.extend((request, Closed(message, fix="send it to another one")) for request in left)
         self.deliver()
 
+    def cancelled(self, future: PoolFuture) -> None:
+        """Takes note that a request was cancelled, which is found out when its step is to start."""
+
     def end(self) -> None:
         """Ends the pool's threads when nothing runs any more. If one of them calls this, it does not wait for itself."""
         if self._threads is not None:
@@ -473,6 +532,18 @@ class PoolSteps:
         scheduler.close("the pool belongs to another process")
         scheduler.lost = self.scheduler.lost
         vars(self).update(vars(PoolSteps(self._ports, (), scheduler)), orphaned=True)
+
+    def reduce(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What a pool is sent to another process as: its processes, where it has some.
+
+        Raises:
+            TypeError: It has none.
+        """
+        raise TypeError("a pool whose steps run in this process can not be sent to another one")
+
+    def processes(self) -> tuple[ProcessState, ...]:
+        """State of each process that runs steps; none where this one does."""
+        return ()
 
     def stats(self) -> Stats:
         """Counts so far."""
@@ -494,8 +565,11 @@ def _deliver(request: Request, answer: Answer | Exception) -> None:
             request.future.set_exception(answer)
         else:
             request.future.set_result(answer)
-    except InvalidStateError:  # somebody else has answered it
-        pass
+    except (
+        InvalidStateError
+    ):  # somebody else has answered it, or cancelled it, which those who wait for several are told
+        if request.future.cancelled():
+            request.future.set_running_or_notify_cancel()
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001

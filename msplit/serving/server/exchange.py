@@ -29,7 +29,7 @@ def health(context: RequestContext, request: Any) -> Any:
     """`Check`."""
     if request.service not in SERVICES:
         raise Refusal(StatusCode.NOT_FOUND, f"unknown service {request.service}")
-    return messages.HealthCheckResponse(status=2 if context.service.stopping.is_set() else 1)
+    return messages.HealthCheckResponse(status=1 if context.service.ready else 2)
 
 
 class _Tensors(NamedTuple):
@@ -44,7 +44,7 @@ _METHODS: dict[str, _Tensors | Callable[[RequestContext, Any], Any]] = {
     "GetModelMetadata": methods.serving_metadata,
     "GetModelStatus": methods.serving_status,
     "ServerLive": lambda context, request: messages.ServerLiveResponse(live=True),
-    "ServerReady": lambda context, request: messages.ServerReadyResponse(ready=not context.service.stopping.is_set()),
+    "ServerReady": lambda context, request: messages.ServerReadyResponse(ready=context.service.ready),
     "ModelReady": methods.open_model_ready,
     "ServerMetadata": lambda context, request: messages.ServerMetadataResponse(**SERVER),
     "ModelMetadata": methods.open_model,

@@ -53,6 +53,11 @@ class Version:
     signatures: Mapping[str, Signature]
     others: Sequence[str] = ()
 
+    @property
+    def ready(self) -> bool:
+        """True while all its pools can answer; where they have processes, one of each is enough."""
+        return all(signature.pool.ready for signature in self.signatures.values())
+
     def signature(self, name: str) -> Signature:
         """The signature asked for, "" for the default.
 
@@ -81,6 +86,11 @@ class Models:
 
     versions: Mapping[str, Mapping[int, Version]]
     labels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        """True while each of them can answer."""
+        return all(version.ready for version in self)
 
     def __iter__(self) -> Iterator[Version]:
         return (version for versions in self.versions.values() for version in versions.values())

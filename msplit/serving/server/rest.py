@@ -189,9 +189,13 @@ async def _live(call: HttpCall) -> Any:
 
 async def _ready(call: HttpCall) -> Any:
     if "model" in call.request.path_params:
-        call.version()
+        ready = call.version().ready
     elif call.context.service.stopping.is_set():
         raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
+    else:
+        ready = call.context.service.ready
+    if not ready:
+        raise Refusal(StatusCode.UNAVAILABLE, "the processes of a model are being started again")
     return {"ready": True}
 
 

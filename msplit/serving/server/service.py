@@ -183,6 +183,11 @@ class Service:
     infers: decode.Reader = field(default_factory=lambda: decode.Reader(decode.infer_request))
     heads: Heads = field(default_factory=lambda: Heads())
 
+    @property
+    def ready(self) -> bool:
+        """True while it takes requests and can answer them."""
+        return not self.stopping.is_set() and self.models.ready
+
     def look(self) -> None:
         """Stops the server when a GPU has failed, whether anybody was told or not."""
         for version in self.models:
@@ -355,10 +360,10 @@ def _open_version(context: RequestContext, name: str, number: str) -> Version:
 
 def open_model_ready(context: RequestContext, request: Any) -> Any:
     """`ModelReady`."""
-    ready = not context.service.stopping.is_set()
-    if ready:
-        _open_version(context, request.name, request.version)
-    return messages.ModelReadyResponse(ready=ready)
+    if context.service.stopping.is_set():
+        return messages.ModelReadyResponse(ready=False)
+    version = _open_version(context, request.name, request.version)
+    return messages.ModelReadyResponse(ready=version.ready)
 
 
 def open_model(context: RequestContext, request: Any) -> Any:

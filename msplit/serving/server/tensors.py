@@ -26,6 +26,7 @@ from msplit.errors import (
     InvalidInput,
     LoadError,
     MsplitError,
+    ProcessLost,
     TimedOut,
     WrongShape,
 )
@@ -105,6 +106,7 @@ _CODES: tuple[tuple[type[EngineError], StatusCode], ...] = (
     (TimedOut, StatusCode.DEADLINE_EXCEEDED),
     (Closed, StatusCode.UNAVAILABLE),
     (DeviceLost, StatusCode.UNAVAILABLE),
+    (ProcessLost, StatusCode.UNAVAILABLE),
     (InvalidInput, StatusCode.INVALID_ARGUMENT),
     (
         WrongShape,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from unittest import mock
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.serving.loadtest import fakes
 @pytest.fixture(scope="module", autouse=True)
 def forked_processes() -> Iterator[None]:
     """Processes begin with their imports done."""
-    with mock.patch("msplit.engines.process.subprocess", forked.OWN):
+    with forked.instead():  # processes begin with their imports done
         yield
 
 

@@ -259,13 +259,13 @@ def test_an_answer_of_a_real_pool_that_goes_to_somebody_else_is_found(monkeypatc
 
     def mixing(*arguments: Any, **named: Any) -> Any:
         pool = make(*arguments, **named)
-        cut, count = pool._ports.cut, iter(range(10**9))
+        cut, count = pool.ports.cut, iter(range(10**9))
 
         def mixed(outputs: Any, rows: Any) -> Any:
             answers = cut(outputs, rows)
             return answers[::-1] if len(answers) > 1 and next(count) == 3 else answers
 
-        pool._ports.cut = mixed
+        pool.ports.cut = mixed
         return pool
 
     monkeypatch.setattr("msplit.serving.loadtest.run.make_pool", mixing)

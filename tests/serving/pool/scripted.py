@@ -160,17 +160,15 @@ def scripted(
     groups: int = 2,
     threads: int = 0,
     of: Ports | None = None,
-    gpus: int = 1,
     **settings: Any,
 ) -> Pool:
-    """A pool of slots that follow a script, dealt out to GPUs."""
+    """A pool of slots that follow a script."""
     of = of or ports()
     settings = {"priorities": 1, **settings}
     chosen = PoolSettings(groups=groups, **settings)
     slots = [(number * chosen.priorities // groups, ScriptedSlot(script or Script(), of)) for number in range(groups)]
     outputs = {"y": Port("float64", (None, 2)), "twice": Port("float64", ())}
-    places = [number % gpus for number in range(groups)]
-    return Pool(of, slots, chosen, About("by script", outputs, (), (), {}), threads=threads, gpus=places)
+    return Pool(of, slots, chosen, About("by script", outputs, (), (), {}), threads=threads)
 
 
 def feeds(value: float, rows: int = 1, k: float = 0.0) -> dict[str, NDArray[Any]]:

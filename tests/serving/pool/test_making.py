@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import pytest
 
 import msplit
 from msplit.errors import MsplitError
-from tests.campaign import campaign
+from tests import forked, networks
+from tests.campaign import campaign, examples
 
 pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
@@ -29,6 +30,13 @@ ENGINES = pytest.mark.parametrize(
 )
 
 Feeds = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    """Processes of a pool begin with their imports done."""
+    with forked.instead(forked.TENSORFLOW):
+        yield
 
 
 def saved(path: Path, build: Callable[[], object]) -> Path:
@@ -159,7 +167,7 @@ def test_an_index_out_of_range_is_no_other_requests_trouble(models: Mapping[str,
             np.testing.assert_allclose(futures[number].result(60)["y"], expected["y"], rtol=1e-4, atol=1e-5)
 
 
-@ENGINES
+@pytest.mark.parametrize("request_", [SIMULATED, SESSION], ids=["simulated", "tensorflow"])
 @pytest.mark.parametrize("name", ["fixed", pytest.param("lstm_small", marks=campaign)])
 def test_fixed_shapes(models: Mapping[str, Path], name: str, request_: Any) -> None:
     path = models.get(name, SAMPLES / f"{name}.pb")
@@ -208,6 +216,39 @@ def test_no_two_steps_draw_the_same_numbers(models: Mapping[str, Path], request_
         drawn = [future.result(60)["y"] for future in futures] + [pool.step({"x": x})["y"] for _ in range(5)]
         numbers = {value.tobytes() for value in drawn}
         assert len(numbers) == 35
+
+
+@pytest.mark.parametrize("seed", range(examples(2, 100)))
+def test_processes_give_the_same_bits(tmp_path: Path, seed: int) -> None:
+    """As one does in this process: random networks, each with several requests."""
+    one = networks.network(seed, most=4)
+    path = tmp_path / "network.pb"
+    path.write_bytes(one.graph)
+    flat = msplit.load(path, outputs=one.outputs)
+    feeds = {name: value for name, value in one.feeds.items() if name in {each.name for each in flat.model.inputs}}
+    scales = (np.float32(0.5**number) for number in range(4))
+    requests = [
+        {name: value * by if value.dtype.kind == "f" else value for name, value in feeds.items()} for by in scales
+    ]
+    options = {**SIMULATED, "capture": False, "groups": 1}
+    with msplit.pool(flat, **options) as pool:
+        expected = [bits(pool.step(one)) for one in requests]
+    with msplit.pool(flat, **options, workers=2) as pool:
+        going = [pool.submit(one) for one in requests * 3]
+        assert [bits(one.result(60)) for one in going] == expected * 3
+        assert all(one.stats.steps for one in pool.processes())
+
+
+def bits(answer: Feeds) -> dict[str, Any]:
+    return {name: (value.dtype, value.shape, value.tobytes()) for name, value in answer.items()}
+
+
+def test_processes_give_the_same_bits_for_all_sizes(build: Path) -> None:
+    requests = [rows_of(seed, 1 + seed % 4, 1.0) for seed in range(12)]
+    with msplit.pool(build, **SIMULATED, groups=1) as pool:
+        expected = [bits(pool.step(one)) for one in requests]
+    with msplit.pool(build, **SIMULATED, groups=1, workers=1) as pool:
+        assert [bits(pool.step(one)) for one in requests] == expected
 
 
 def test_gpus_that_are_not_there(models: Mapping[str, Path], build: Path) -> None:

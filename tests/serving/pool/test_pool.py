@@ -72,7 +72,6 @@ POISON = -64.0
     priorities=st.integers(1, 2),
     finish=st.booleans(),
     clients=st.integers(1, 3),
-    gpus=st.integers(1, 2),
 )
 def test_every_request_gets_its_own_answer(
     acts: list[tuple[Any, ...]],
@@ -83,7 +82,6 @@ def test_every_request_gets_its_own_answer(
     priorities: int,
     finish: bool,
     clients: int,
-    gpus: int,
 ) -> None:
     script = Script(seconds=seconds, errors=errors, poison=POISON)
     made: list[tuple[Future[Any], dict[str, Any], float | None]] = []
@@ -123,7 +121,7 @@ def test_every_request_gets_its_own_answer(
                 time.sleep(values[0])
 
     before = threading.active_count()
-    pool = scripted(script, threads=threads, priorities=priorities, max_delay_us=delay, gpus=gpus)
+    pool = scripted(script, threads=threads, priorities=priorities, max_delay_us=delay)
     problems = together(*[lambda part=acts[number::clients]: client(pool, part) for number in range(clients)])
     assert problems == []
     assert together(lambda: pool.close(finish)) == []
@@ -269,7 +267,7 @@ def test_what_fails_while_somebody_waits_for_it_is_told_to_those_it_concerns() -
 @BOTH
 def test_outputs_that_can_not_be_cut_are_an_error(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(threads=threads, groups=1) as (pool, _):
-        monkeypatch.setattr(pool._ports, "cut", lambda outputs, rows: [][1])
+        monkeypatch.setattr(pool.ports, "cut", lambda outputs, rows: [][1])
         with pytest.raises(IndexError):
             pool.submit(feeds(0, 3)).result(SOON)
         monkeypatch.undo()

@@ -23,7 +23,7 @@ from msplit.serving.pool.settings import PoolSettings
 from tests.campaign import examples
 
 BUCKETS = (1, 4, 8)
-SLOTS = ((0, 0), (1, 0), (0, 1), (1, 1))
+SLOTS = (0, 1, 0, 1)
 """Priority level and GPU of each."""
 LEVELS = 2
 
@@ -84,7 +84,7 @@ class SchedulerModel(RuleBasedStateMachine):
             self.fates.end(number_of(request), "answered")
 
     def start(self, step: Step, *, again: bool = False) -> None:
-        level = SLOTS[step.slot][0]
+        level = SLOTS[step.slot]
         assert step.slot not in self.running, "two steps in a slot"
         assert step.bucket == bucket_of(step.rows)
         assert step.rows <= step.bucket
@@ -126,10 +126,10 @@ class SchedulerModel(RuleBasedStateMachine):
             step = self.scheduler.take(level, rows)
         except (Closed, DeviceLost):
             return
-        free = [index for index, (other, _) in enumerate(SLOTS) if other >= level and index not in self.running]
+        free = [index for index, other in enumerate(SLOTS) if other >= level and index not in self.running]
         assert (step is not None) == bool(free and not self.scheduler.queue.count)
         if step is not None:
-            assert SLOTS[step.slot][0] >= level
+            assert SLOTS[step.slot] >= level
             self.alone += 1
             self.start(step)
 
@@ -264,7 +264,7 @@ def test_equal_calls_give_equal_decisions(seed: int) -> None:
 
 def started(count: int) -> tuple[Scheduler, Step]:
     """A scheduler of one slot, and a step of so many requests in it."""
-    made = Scheduler(((0, 0),), BUCKETS, bucket_of, PoolSettings(groups=1))
+    made = Scheduler((0,), BUCKETS, bucket_of, PoolSettings(groups=1))
     fates = Fates()
     first = made.put(fates.request(0, 8, None, 0, 1.0, NEVER)).start
     assert first is not None
@@ -311,11 +311,10 @@ def test_a_device_that_failed_fails_those_that_were_to_be_run_again_too() -> Non
 
 
 def test_a_gpu_with_nothing_to_do_waits_for_no_company() -> None:
-    made = Scheduler(((0, 0), (0, 0), (0, 1), (0, 1)), BUCKETS, bucket_of, PoolSettings(groups=2))
+    made = Scheduler((0, 0), BUCKETS, bucket_of, PoolSettings(groups=2))
     fates = Fates()
-    places = [made.put(fates.request(number, 1, "a", 0, 1.0, NEVER)).start for number in range(3)]
-    assert [step and step.slot for step in places[:2]] == [1, 3], "each GPU gets a step at once"
-    assert places[2] is None, "both are busy, and a slot is free: it waits for company"
+    places = [made.put(fates.request(number, 1, "a", 0, 1.0, NEVER)).start for number in range(2)]
+    assert [step and step.slot for step in places] == [1, None], "it is busy, and a slot is free: it waits for company"
     assert made.due(1.0 + JOIN_WINDOW / 2) is NOTHING
     assert made.due(1.0 + 2 * JOIN_WINDOW).start is not None
 

@@ -17,7 +17,8 @@ from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of, to
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.memory import copy, seen_by
-from msplit.engines.cuda.runtime.memcpy import AsyncCopy, Memcpy, Tell, native_threads
+from msplit.engines.cuda.runtime.memcpy import AsyncCopy, Memcpy, Tell
+from msplit.engines.environment import native_threads
 from msplit.errors import EngineError
 
 _ALIGNMENT = 256

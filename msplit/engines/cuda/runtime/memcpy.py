@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import platform
 from collections import deque
@@ -17,16 +16,12 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import Device, check, runtime
 from msplit.engines.cuda.kernels.launch import cores
-from msplit.engines.environment import COPY_THREADS
+from msplit.engines.environment import THREADS, THREADS_BYTES, native_threads
 
 CAN_POLL = platform.machine() in ("x86_64", "AMD64")
 """On these processors memory changes, for all who look, in the order in which it was written: where a number is new, what it tells of is
 there, whether it comes from the GPU or goes to it."""
 
-_THREADS_BYTES = 1 << 20
-"""Arrays from this size on are copied by native threads: 512 KB take one thread 27 µs and eight 43, 2 MB 205 and 63, 8 MB 1,080 and 165."""
-_THREADS = 7
-"""Native threads that help at most: with 3, 2 MB take 91 µs and 8 MB 280."""
 _SENT_BYTES = 1 << 19
 """Bytes of a part that they copy before it is told of, at least."""
 _SHARED_BYTES = 1 << 23
@@ -44,17 +39,6 @@ _TO_DEVICE, _ON_DEVICE = 1, 3  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevic
 
 Tell = Callable[[int, int], object]
 """Function that is called with the first byte of a piece, and with the one behind its last."""
-
-
-@functools.cache
-def native_threads() -> Callable[[int, int, int, int], None] | None:
-    """The function of `copy_threads.c`: to, from, bytes, helpers. It lets go of the interpreter's lock. None where it was not compiled."""
-    try:
-        copy = ctypes.CDLL(str(COPY_THREADS)).copy_threads
-    except OSError:
-        return None
-    copy.argtypes, copy.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), None
-    return copy
 
 
 class AsyncCopy:
@@ -101,9 +85,9 @@ class Memcpy:
         waited for.
         """
         size = target.nbytes
-        if size >= _THREADS_BYTES and source.flags.c_contiguous and (threads := native_threads()) is not None:
+        if size >= THREADS_BYTES and source.flags.c_contiguous and (threads := native_threads()) is not None:
             step = size if tell is None else min(max(size // _FEW_PIECES, _SENT_BYTES), _LARGEST_PIECE)
-            helpers, read, write = min(cores() - 1, _THREADS), source.ctypes.data, target.ctypes.data
+            helpers, read, write = min(cores() - 1, THREADS), source.ctypes.data, target.ctypes.data
             for first in range(0, size, step):
                 last = min(first + step, size)
                 threads(write + first, read + first, last - first, helpers)
@@ -120,7 +104,7 @@ class Memcpy:
 
     def copy_of(self, source: NDArray[Any]) -> NDArray[Any]:
         """A contiguous array's own copy."""
-        if source.nbytes < (_SHARED_BYTES if native_threads() is None else _THREADS_BYTES):
+        if source.nbytes < (_SHARED_BYTES if native_threads() is None else THREADS_BYTES):
             return source.copy()
         target = np.empty_like(source)
         self.copy(source, target)

@@ -60,7 +60,6 @@ class Opened:
         options: Device, whether to capture, and whether kernels are chosen by measuring.
         ieee: See `Job`.
         fits: See `program.unpack`.
-        steps: That are counted together with those of other devices, where a model has random ops.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class Opened:
         *,
         ieee: bool,
         fits: bool,
-        steps: StepCounter | None = None,
     ) -> None:
         self._options, self._ieee, self._fits = options, ieee, fits
         place = torch.device(options.device)
@@ -79,7 +77,7 @@ class Opened:
             place = Device.of(place).place
             if fits and kernels is not None:
                 Store.of(place).add(kernels)
-        self._place, self.steps = place, steps or StepCounter()
+        self._place, self.steps = place, StepCounter()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
         self._memory = torch.from_numpy(weights).to(place) if len(weights) else empty
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
@@ -100,9 +98,9 @@ class Opened:
         steps = self.steps if alone else None
         return executable_of(bucket.compiled, plan, self._options, ieee=self._ieee, shared=Shared(pool), steps=steps)
 
-    def rewind(self) -> None:
-        """Has the next step of all that run alone, and of slots, draw the numbers of the first one, as that of a reference does."""
-        self.steps.count = 0
+    def rewind(self, step: int = 0) -> None:
+        """Has the next step of all that run alone, and of slots, draw the numbers of a step: of the first one, as a reference does."""
+        self.steps.count = step
 
     def is_asynchronous(self, buckets: Iterable[Restored]) -> bool:
         """True if a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing

@@ -1,0 +1,136 @@
+"""Pools of processes that start in half a second: what a step does is said by the values of its requests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msplit.errors import DeviceLost, EngineError, InvalidInput
+from msplit.progress import Progress, silent
+from msplit.serving.pool import making
+from msplit.serving.pool.pool import About, Pool
+from msplit.serving.pool.ports import Port, Ports
+from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.steps import SimulatedSlot, StepSlot
+
+FLOAT, SOON = np.dtype(np.float64), 20.0
+
+POISON, DEADLY, LOST = -64.0, -65.0, -66.0
+"""Values of a request whose step fails, ends its process, or loses its GPU."""
+SLOW = 1e6
+"""A step with a value above takes so many seconds as the value is above."""
+
+
+def step(feeds: Any) -> dict[str, Any]:
+    """3 x + k of each row, and 2 k."""
+    x, k = feeds["x"], feeds["k"]
+    if (x == POISON).any():
+        raise InvalidInput("poison", where="x", fix="give another", details=["of many"])
+    if (x == LOST).any():
+        raise DeviceLost("CUDA error: an illegal address")
+    if (x == DEADLY).any():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if x.max() >= SLOW:
+        time.sleep(x.max() - SLOW)
+    return {"y": 3 * x + k, "twice": 2 * k}
+
+
+def made(folder: str, threads: int, settings: PoolSettings, tell: Progress) -> Pool:
+    """The pool of one process. In the folder, a file named fail has it fail, and die has it end."""
+    tell("making arenas", 0.5)
+    if Path(folder, "fail").exists():
+        raise EngineError("it fails", where="here", fix="mend it")
+    if Path(folder, "die").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    shapes = {batch: {"x": (batch, 2), "k": ()} for batch in (1, 4)}
+    ports = Ports({"x": FLOAT, "k": FLOAT}, shapes, ({"x": 1, "k": 0}, {"y": 1, "twice": 0}))
+    groups = int(settings.groups)
+    slots = [(n * settings.priorities // groups, StepSlot({0: step}, ports)) for n in range(groups)]
+    outputs = {"y": Port("float64", (None, 2)), "twice": Port("float64", ())}
+    ready = [(level, slot if threads else SimulatedSlot(slot)) for level, slot in slots]
+    return Pool(ports, ready, settings, About("by value", outputs, (), (), {"bytes": 5}), threads=threads)
+
+
+def started(count: int = 2, folder: str | Path = "/", threads: int = 0, **settings: Any) -> Pool:
+    """A pool of so many processes."""
+
+    def of(number: int, own: PoolSettings) -> Callable[[Progress], Pool]:
+        del number
+        return partial(made, str(folder), threads, own)
+
+    chosen = PoolSettings(**{"groups": 1, **settings})
+    return making.make_processes(of, [f"cpu:{number}" for number in range(count)], chosen, silent, together=True)
+
+
+def shared() -> set[str]:
+    """What has a name in the memory of all processes."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def held() -> list[str]:
+    """Descriptors that a pool of processes has."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sorted(link for link in links if any(kind in link for kind in ("msplit", "eventfd", "pidfd")))
+
+
+@contextmanager
+def opened(*args: Any, **options: Any) -> Iterator[Pool]:
+    """A pool of processes. In the end none is there any more, nor anything of theirs, and all adds up."""
+    before, handles = shared(), held()
+    pool = started(*args, **options)
+    try:
+        yield pool
+    finally:
+        pids = [one.pid for one in pool.processes() if one.pid]
+        pool.close()
+    stats = pool.stats()
+    assert (stats.waiting, stats.in_flight) == (0, 0)
+    assert stats.requests == stats.answered + stats.failed + stats.timed_out + stats.cancelled
+    assert not any(alive(pid) for pid in pids)
+    assert shared() == before
+    assert held() == handles, (held(), handles)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def kill(pool: Pool, number: int = 0) -> int:
+    """Ends a process of a pool as the system does where memory is short. Returns its number."""
+    pid = pool.processes()[number].pid
+    assert pid
+    with suppress(ProcessLookupError):  # it has ended by itself
+        os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def whole(pool: Pool) -> bool:
+    """Whether all processes are there."""
+    pool.drive()
+    return all(one.pid and alive(one.pid) for one in pool.processes())
+
+
+def wait(true: Callable[[], object]) -> None:
+    end = time.perf_counter() + SOON
+    while not true():
+        assert time.perf_counter() < end, "it never came"
+        time.sleep(5e-3)
