@@ -21,6 +21,8 @@ from msplit._version import __version__
 
 COPY_THREADS = Path(__file__).parent / "cuda" / "runtime" / "copy_threads.native"
 """The library that `hatch_build.py` compiles, where there is a C compiler."""
+HOST_OPS = Path(__file__).parent / "host" / "host_ops.native"
+"""Likewise."""
 
 _LIMIT = 20
 """Seconds that it may take; a driver that wakes a GPU takes some."""

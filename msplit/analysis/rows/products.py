@@ -415,6 +415,23 @@ def to_dense(view: View) -> RowState:
     return PerRow(0)
 
 
+@rule("SparseCross")
+def sparse_cross(view: View) -> list[RowState]:
+    """The combinations of the values of each row, as many for each, where all columns are dense."""
+    if view.count("N"):
+        raise Mixes("makes as many columns as the longest row has")
+    widths = []
+    for slot in range(len(view.states)):
+        if view.rows(slot) != PerRow(0) or len(view.ranked(slot)) != 2:
+            raise Mixes("takes rows for what lies inside of them")
+        widths.append(view.ranked(slot)[1])
+    if not widths or any(width is None for width in widths):
+        raise Mixes("makes a number of columns that is not known beforehand")
+    total = int(np.prod(widths))
+    listed = PerRow(0, 1, total)
+    return [replace(listed, tells=COORDINATES, column=1), listed, sizes_state(np.array([0, total]), np.array([1, 0]))]
+
+
 @rule("ParseExample", "ParseExampleV2")
 def parse(view: View) -> list[RowState]:
     """A record is a row. Of sparse features the longest of all rows gives the width, so that their shape is of no use."""

@@ -324,7 +324,7 @@ def optimize(
     part = None
     if partition.frontier or partition.fetched or partition.host_outputs:
         with phase("running the host part"):
-            part = HostPart(whole, partition, host or HostOptions(), raised.origin)
+            part = HostPart.of(whole, partition, host or HostOptions(), raised.origin)
             feeds, _ = part.run(feeds)
         fed = {**fed, **part.feeds}
         others = {*partition.fetched, *partition.host_outputs}

@@ -1,12 +1,15 @@
-"""The host part: strings, tables and parsing, run by TensorFlow on the CPU before the device starts, or when it is done.
+"""The host part: strings, tables and parsing, run on the CPU before the device starts, or when it is done.
 
-What it makes before is fed to the device part like any input; what it needs behind is fetched of it like any output. TensorFlow is
-imported only for a model that has such a part.
+What it makes before is fed to the device part like any input; what it needs behind is fetched of it like any output. It is taken out of
+TensorFlow with the values of variables and what tables hold. Where `engines/host` has all of its ops, it runs without TensorFlow, once
+its first results were held against TensorFlow's; else in a session. TensorFlow is imported only for a model that has such a part, and for
+a build only where an op needs it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,17 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import HANDED, STEPS, Arrays, Executable, Feeds, Following, Timeline, is_array
 from msplit.engines.cuda.frontend.partition import Partition
-from msplit.engines.cuda.ir.dtypes import to_numpy
-from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
+from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.ir.interpret import as_tuple, call, static_slots
+from msplit.engines.cuda.ir.lowering import listed, table
 from msplit.engines.cuda.runtime.input_staging import taken
-from msplit.errors import MsplitError
+from msplit.engines.host.program import HostGraph, HostProgram
+from msplit.engines.host.table import HostNode, Run
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
 if TYPE_CHECKING:
+    from msplit.engines.tensorflow.frozen import FrozenSession
     from msplit.engines.tensorflow.session import SessionExecutable
 
 
@@ -41,63 +50,134 @@ class HostOptions:
     timeout: float | None = None
 
 
-class HostPart:
-    """Everything in front of the device part as one TensorFlow session, and everything behind it as another.
+class Stage:
+    """All that the host does at a time: in front of the device part, or behind it.
 
-    Args:
-        partition: Which of its nodes run here.
-        op_libraries: Shared objects with custom ops to load first.
-        timeout: See `TensorFlowOptions`.
-        origin: Value -> what it is in the graph, for those that are not in it: outputs of raised loops.
+    Attributes:
+        graph: The work with all that it takes; None where it can not be taken out of the model.
+        why: The op because of which it can not.
+        program: What runs it without TensorFlow; None where an op is missing.
+        session: What runs it in TensorFlow; None where nothing needs that.
+    """
+
+    def __init__(
+        self, graph: HostGraph | None, session: SessionExecutable | None, why: str, timeout: float | None, where: str
+    ) -> None:
+        self.graph, self.why, self.session = graph, why, session
+        found = None if graph is None else HostProgram.of(graph, lowered)
+        self.missing: Mapping[str, list[str]] = found.missing if found is not None else {why: []}
+        self.program = found if found is not None and not found.missing else None
+        self._frozen: FrozenSession | None = None
+        if session is None and self.program is None and graph is not None:
+            from msplit.engines.tensorflow.frozen import FrozenSession
+
+            self._frozen = FrozenSession(graph, where, timeout)
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """Runs it on the inputs: outputs by name."""
+        if self.program is not None and self.session is not None:
+            return self._held_against_tensorflow(self.session, self.program, feeds)
+        runs = self.program or self.session or self._frozen
+        assert runs is not None
+        return runs.step(feeds)
+
+    def _held_against_tensorflow(
+        self, session: SessionExecutable, program: HostProgram, feeds: Arrays
+    ) -> dict[str, NDArray[Any]]:
+        """The first step, in both. The session is given up where they agree, and goes on where they do not."""
+        expected = session.step(feeds)
+        try:
+            made = program.step(feeds)
+        except EngineError:
+            made = {}
+        wrong = [name for name, value in expected.items() if name not in made or not _agree(made[name], value)]
+        if wrong:
+            self.program, self.missing = None, {"another result than TensorFlow's": wrong}
+        else:
+            session.close()
+            self.session = None
+        return expected
+
+
+def _agree(made: NDArray[Any], expected: NDArray[Any]) -> bool:
+    if made.shape != expected.shape or made.dtype != expected.dtype:
+        return False
+    if made.dtype.kind not in "fcV":
+        return bool(np.array_equal(made, expected))
+    wide = np.complex128 if made.dtype.kind == "c" else np.float64
+    return bool(np.allclose(made.astype(wide), expected.astype(wide), rtol=1e-5, atol=1e-6, equal_nan=True))
+
+
+def lowered(node: HostNode) -> Run | None:
+    """The function of a node by the engine's own lowering, on the CPU; None where there is none."""
+    if node.op not in listed() or (lowering := table()[node.op]).mutates:
+        return None
+    op = Op(0, node.name, node.op, dict(node.attrs), [(0, slot) for slot in range(len(node.known))], [])
+    static = static_slots(op)
+
+    def run(*inputs: NDArray[Any]) -> Any:
+        arguments = [value if slot in static else to_torch(value) for slot, value in enumerate(inputs)]
+        with torch.no_grad():
+            made = tuple(to_numpy(result.contiguous()) for result in as_tuple(call(lowering, op, arguments)))
+        return made if len(made) > 1 else made[0]
+
+    return run
+
+
+@dataclass(eq=False)
+class HostPart:
+    """Everything in front of the device part, and everything behind it.
 
     Attributes:
         feeds: Name of each value that is handed to the device -> the value.
         handed: Values that the device is to hand back.
         repeatable: True if what runs in front has no effect, and gives the same whenever it runs: it reads no data of its own.
-
-    Raises:
-        EngineError: TensorFlow is missing, or can not load the model.
+        nodes: How many nodes of the model it runs.
+        handed_on: Output -> the input that it is: a session gives nothing back that it was fed.
+        made: Outputs of the model that the host makes in front.
+        before: What runs in front; None where nothing does.
+        behind: What runs behind.
     """
 
-    def __init__(
-        self,
-        flat: FlatGraph,
-        partition: Partition,
-        options: HostOptions,
-        origin: Mapping[Key, Key],
-    ) -> None:
-        names, self._options = flat.graph.names, options
+    feeds: Mapping[str, Key]
+    handed: tuple[Tensor, ...]
+    repeatable: bool
+    nodes: int
+    handed_on: Mapping[str, str]
+    made: tuple[str, ...]
+    before: Stage | None
+    behind: Stage | None
+
+    @classmethod
+    def of(cls, flat: FlatGraph, partition: Partition, options: HostOptions, origin: Mapping[Key, Key]) -> HostPart:
+        """The host part of a model.
+
+        Args:
+            partition: Which of its nodes run here.
+            origin: Value -> what it is in the graph, for those that are not in it: outputs of raised loops.
+
+        Raises:
+            EngineError: TensorFlow is missing, or can not load the model.
+        """
+        names = flat.graph.names
         fed = {(tensor.node, tensor.port): tensor.name for tensor in flat.inputs}
-        self.feeds = {f"{names[node]}:{port}{HANDED}": (node, port) for node, port in partition.frontier}
-        self.handed = partition.handed_outputs()
-        self.repeatable = set(partition.effects.stateful).isdisjoint(partition.host)
-        self.nodes = len(partition.host) + len(partition.post_nodes)
-        # An input that is an output as it is: a session gives nothing back that it was fed.
-        self._handed_on = {name: fed[key] for name, key in partition.fetched.items() if key in fed}
+        feeds = {f"{names[node]}:{port}{HANDED}": (node, port) for node, port in partition.frontier}
         made = {name: key for name, key in partition.fetched.items() if key not in fed}
-        self._made = tuple(made)
-        self._before = self._session(flat, {**self.feeds, **made}, origin)
-        given = tuple(Tensor(one.name, *origin.get((one.node, one.port), (one.node, one.port))) for one in self.handed)
-        self._behind = self._session(replace(flat, inputs=(*flat.inputs, *given)), partition.host_outputs, origin)
-
-    def _session(
-        self, flat: FlatGraph, wanted: Mapping[str, Key], origin: Mapping[Key, Key]
-    ) -> SessionExecutable | None:
-        """Session that makes some values on the CPU; None where there are none to make."""
-        if not wanted:
-            return None
-        from msplit.engines.tensorflow import runtime
-        from msplit.engines.tensorflow.placed import place
-        from msplit.engines.tensorflow.session import SessionExecutable
-
-        runtime.load_op_libraries(self._options.op_libraries)
-        # The flat graph, so that values inside of functions can be fetched.
-        cut = replace(
-            flat, outputs=tuple(Tensor(name, *origin.get(key, key)) for name, key in wanted.items()), targets=()
+        repeatable = set(partition.effects.stateful).isdisjoint(partition.host)
+        handed = partition.handed_outputs()
+        given = tuple(Tensor(one.name, *origin.get((one.node, one.port), (one.node, one.port))) for one in handed)
+        stateless = set(partition.effects.stateful).isdisjoint(partition.post_nodes)
+        after = replace(flat, inputs=(*flat.inputs, *given))
+        return cls(
+            feeds,
+            handed,
+            repeatable,
+            len(partition.host) + len(partition.post_nodes),
+            {name: fed[key] for name, key in partition.fetched.items() if key in fed},
+            tuple(made),
+            _stage(flat, {**feeds, **made}, options, origin, freezes=repeatable),
+            _stage(after, partition.host_outputs, options, origin, freezes=stateless),
         )
-        placed = place(cut, np.zeros(len(flat), np.int32), ["/device:CPU:0"], "/device:CPU:0")
-        config = runtime.session_config(1, cpu_only=True)
-        return SessionExecutable(flat.model, placed, config, ieee=True, facts={}, timeout=self._options.timeout)
 
     def run(self, feeds: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Runs what is in front of the device part, on the model's inputs.
@@ -105,16 +185,111 @@ class HostPart:
         Returns:
             Inputs of the device part: the model's own and what the host made; and those outputs of the model that the host made.
         """
-        made = self._before.step(feeds) if self._before is not None else {}
-        outputs = {name: made.pop(name) for name in self._made}
-        outputs |= {name: np.array(feeds[given]) for name, given in self._handed_on.items()}
+        made = self.before.step(feeds) if self.before is not None else {}
+        outputs = {name: made.pop(name) for name in self.made}
+        outputs |= {name: np.array(feeds[given]) for name, given in self.handed_on.items()}
         return {**feeds, **made}, outputs
 
     def finish(self, feeds: Arrays, made: Mapping[str, Any]) -> dict[str, Any]:
         """Runs what is behind the device part: gives the outputs of the model among what that made, and those that are made of the rest."""
         outputs = dict(made)
         handed = {tensor.name: _on_host(tensor.name, outputs.pop(tensor.name)) for tensor in self.handed}
-        return outputs if self._behind is None else outputs | self._behind.step({**feeds, **handed})
+        return outputs if self.behind is None else outputs | self.behind.step({**feeds, **handed})
+
+    @property
+    def in_tensorflow(self) -> dict[str, list[str]]:
+        """Ops because of which TensorFlow runs a part of it -> names of their nodes."""
+        stages = [stage for stage in (self.before, self.behind) if stage is not None and stage.program is None]
+        found: dict[str, list[str]] = {}
+        for op, names in (pair for stage in stages for pair in stage.missing.items()):
+            found.setdefault(op, []).extend(names)
+        return found
+
+    def packed(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """JSON data, and the files that it names.
+
+        Raises:
+            EngineError: A part of it can not be taken out of the model.
+        """
+        files: dict[str, bytes] = {}
+        data: dict[str, Any] = {
+            "feeds": {name: list(key) for name, key in self.feeds.items()},
+            "handed": [[tensor.name, tensor.node, tensor.port] for tensor in self.handed],
+            "repeatable": self.repeatable,
+            "nodes": self.nodes,
+            "handed_on": dict(self.handed_on),
+            "made": list(self.made),
+        }
+        for name, stage in (("before", self.before), ("behind", self.behind)):
+            if stage is None:
+                data[name] = None
+                continue
+            if stage.graph is None:
+                raise EngineError(
+                    f"a build can not hold what the host runs: {stage.why}",
+                    fix="prepare it with `msplit.prepare`, or cut that part off with --part inputs= and outputs=",
+                )
+            names, graph = stage.graph.packed()
+            file = f"host-{hashlib.sha256(graph).hexdigest()[:16]}.pb"
+            files[file] = graph
+            data[name] = {**names, "file": file}
+        return data, files
+
+    @classmethod
+    def unpacked(cls, data: Mapping[str, Any], read: Callable[[str], bytes], where: str) -> HostPart:
+        """A host part as it was packed.
+
+        Args:
+            read: Gives the bytes of a file.
+
+        Raises:
+            EngineError: Some of its ops need TensorFlow, which is not installed.
+            ValueError, TypeError, KeyError: That is no such data.
+        """
+
+        def stage(found: Mapping[str, Any] | None) -> Stage | None:
+            if found is None:
+                return None
+            return Stage(HostGraph.unpacked(found, read(str(found["file"])), where), None, "", None, where)
+
+        return cls(
+            {str(name): (int(node), int(port)) for name, (node, port) in data["feeds"].items()},
+            tuple(Tensor(str(name), int(node), int(port)) for name, node, port in data["handed"]),
+            bool(data["repeatable"]),
+            int(data["nodes"]),
+            {str(name): str(given) for name, given in data["handed_on"].items()},
+            tuple(map(str, data["made"])),
+            stage(data["before"]),
+            stage(data["behind"]),
+        )
+
+
+def _stage(
+    flat: FlatGraph, wanted: Mapping[str, Key], options: HostOptions, origin: Mapping[Key, Key], *, freezes: bool
+) -> Stage | None:
+    """The work that makes some values on the CPU; None where there are none to make."""
+    if not wanted:
+        return None
+    from msplit.engines.tensorflow import runtime
+    from msplit.engines.tensorflow.frozen import NotFrozen, freeze
+    from msplit.engines.tensorflow.placed import place
+    from msplit.engines.tensorflow.session import SessionExecutable
+
+    runtime.load_op_libraries(options.op_libraries)
+    # The flat graph, so that values inside of functions can be fetched.
+    cut = replace(flat, outputs=tuple(Tensor(name, *origin.get(key, key)) for name, key in wanted.items()), targets=())
+    placed = place(cut, np.zeros(len(flat), np.int32), ["/device:CPU:0"], "/device:CPU:0")
+    config = runtime.session_config(1, cpu_only=True)
+    session = SessionExecutable(flat.model, placed, config, ieee=True, facts={}, timeout=options.timeout)
+    graph, why = None, "it reads data of its own"
+    if freezes:
+        try:
+            graph, why = freeze(session, placed), ""
+        except NotFrozen as problem:
+            why = str(problem)
+        except MsplitError as problem:  # tables without contents, for one: its step says so, too
+            why = problem.what
+    return Stage(graph, session, why, options.timeout, str(flat.model.path))
 
 
 class Wrapped(Executable):

@@ -1,0 +1,237 @@
+/* Hashes of many strings, and features of many serialized examples. `hashing.py` and `examples.py` call it and have the same in Python;
+   `hatch_build.py` compiles it into the wheel.
+
+   Strings of a tensor lie behind each other; `ends` says where each ends. */
+
+#include <stdint.h>
+#include <string.h>
+
+typedef uint64_t u64;
+
+static const u64 K0 = 0xc3a5c85c97cb3127ULL, K1 = 0xb492b66fbe98f273ULL, K2 = 0x9ae16a3b2f90404fULL;
+
+static u64 at(const uint8_t *s) { u64 v; memcpy(&v, s, 8); return v; }
+static u64 at32(const uint8_t *s) { uint32_t v; memcpy(&v, s, 4); return v; }
+static u64 rotate(u64 v, int bits) { return (v >> bits) | (v << (64 - bits)); }
+static u64 mix(u64 v) { return v ^ (v >> 47); }
+
+static u64 pair(u64 u, u64 v, u64 mul) {
+  u64 a = mix((u ^ v) * mul);
+  return mix((v ^ a) * mul) * mul;
+}
+
+static void weak(const uint8_t *s, u64 a, u64 b, u64 *first, u64 *second) {
+  u64 w = at(s), x = at(s + 8), y = at(s + 16), z = at(s + 24), c;
+  a += w;
+  b = rotate(b + a + z, 21);
+  c = a;
+  a += x + y;
+  *first = a + z;
+  *second = b + rotate(a, 44) + c;
+}
+
+/* FarmHash's Fingerprint64. */
+static u64 farm(const uint8_t *s, u64 n) {
+  u64 mul = K2 + n * 2, a, b, c, d;
+  if (n <= 16) {
+    if (n >= 8) {
+      a = at(s) + K2, b = at(s + n - 8);
+      return pair(rotate(b, 37) * mul + a, (rotate(a, 25) + b) * mul, mul);
+    }
+    if (n >= 4) return pair(n + (at32(s) << 3), at32(s + n - 4), mul);
+    if (n) return mix((u64)(uint32_t)(s[0] + ((uint32_t)s[n >> 1] << 8)) * K2 ^ (u64)(n + ((u64)s[n - 1] << 2)) * K0) * K2;
+    return K2;
+  }
+  if (n <= 32) {
+    a = at(s) * K1, b = at(s + 8), c = at(s + n - 8) * mul, d = at(s + n - 16) * K2;
+    return pair(rotate(a + b, 43) + rotate(c, 30) + d, a + rotate(b + K2, 18) + c, mul);
+  }
+  if (n <= 64) {
+    a = at(s) * K2, b = at(s + 8), c = at(s + n - 8) * mul, d = at(s + n - 16) * K2;
+    u64 y = rotate(a + b, 43) + rotate(c, 30) + d, z = pair(y, a + rotate(b + K2, 18) + c, mul);
+    u64 e = at(s + 16) * mul, f = at(s + 24), g = (y + at(s + n - 32)) * mul, h = (z + at(s + n - 24)) * mul;
+    return pair(rotate(e + f, 43) + rotate(g, 30) + h, e + rotate(f + a, 18) + g, mul);
+  }
+  u64 x = 81, y = 81 * K1 + 113, z = mix(y * K2 + 113) * K2, v0 = 0, v1 = 0, w0 = 0, w1 = 0, t;
+  const uint8_t *end = s + (n - 1) / 64 * 64, *last = s + n - 64;
+  x = x * K2 + at(s);
+  do {
+    x = rotate(x + y + v0 + at(s + 8), 37) * K1 ^ w1;
+    y = rotate(y + v1 + at(s + 48), 42) * K1 + v0 + at(s + 40);
+    z = rotate(z + w0, 33) * K1;
+    a = v1 * K1, b = x + w0, c = z + w1, d = y + at(s + 16);
+    weak(s, a, b, &v0, &v1);
+    weak(s + 32, c, d, &w0, &w1);
+    t = z, z = x, x = t;
+    s += 64;
+  } while (s != end);
+  mul = K1 + ((z & 0xff) << 1);
+  s = last;
+  w0 += (n - 1) & 63;
+  v0 += w0;
+  w0 += v0;
+  x = rotate(x + y + v0 + at(s + 8), 37) * mul ^ w1 * 9;
+  y = rotate(y + v1 + at(s + 48), 42) * mul + v0 * 9 + at(s + 40);
+  z = rotate(z + w0, 33) * mul;
+  a = v1 * mul, b = x + w0, c = z + w1, d = y + at(s + 16);
+  weak(s, a, b, &v0, &v1);
+  weak(s + 32, c, d, &w0, &w1);
+  t = z, z = x, x = t;
+  return pair(pair(v0, w0, mul) + mix(y) * K0 + z, pair(v1, w1, mul) + x, mul);
+}
+
+static void sip_rounds(u64 *v, int count) {
+  while (count--) {
+    v[0] += v[1], v[2] += v[3];
+    v[1] = rotate(v[1], 51) ^ v[0], v[3] = rotate(v[3], 48) ^ v[2];
+    v[0] = rotate(v[0], 32);
+    v[2] += v[1], v[0] += v[3];
+    v[1] = rotate(v[1], 47) ^ v[2], v[3] = rotate(v[3], 43) ^ v[0];
+    v[2] = rotate(v[2], 32);
+  }
+}
+
+static u64 tail(const uint8_t *s, u64 n) {
+  u64 word = 0;
+  memcpy(&word, s, n & 7);
+  return word;
+}
+
+/* SipHash-2-4. */
+static u64 sip(const uint8_t *s, u64 n, u64 k0, u64 k1) {
+  u64 v[4] = {k0 ^ 0x736f6d6570736575ULL, k1 ^ 0x646f72616e646f6dULL, k0 ^ 0x6c7967656e657261ULL, k1 ^ 0x7465646279746573ULL};
+  for (u64 place = 0;; place += 8) {
+    int whole = place + 8 <= n;
+    u64 word = whole ? at(s + place) : tail(s + place, n) | n << 56;
+    v[3] ^= word;
+    sip_rounds(v, 2);
+    v[0] ^= word;
+    if (!whole) break;
+  }
+  v[2] ^= 0xff;
+  sip_rounds(v, 4);
+  return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+/* TensorFlow's Hash64. */
+static u64 plain(const uint8_t *s, u64 n) {
+  const u64 mul = 0xc6a4a7935bd1e995ULL;
+  u64 made = 0xdecafcaffeULL ^ n * mul, place = 0;
+  for (; place + 8 <= n; place += 8) made = (made ^ mix(at(s + place) * mul) * mul) * mul;
+  if (n & 7) made = (made ^ tail(s + place, n)) * mul;
+  return mix(mix(made) * mul);
+}
+
+void hash_strings(int kind, const uint8_t *data, const int64_t *ends, int64_t count, u64 k0, u64 k1, u64 *made) {
+  int64_t start = 0;
+  for (int64_t i = 0; i < count; start = ends[i++]) {
+    u64 size = ends[i] - start;
+    made[i] = kind == 0 ? farm(data + start, size) : kind == 1 ? sip(data + start, size, k0, k1) : plain(data + start, size);
+  }
+}
+
+/* A message's bytes, from `p` on. */
+typedef struct { const uint8_t *p, *end; } Bytes;
+
+static int varint(Bytes *in, u64 *value) {
+  *value = 0;
+  for (int shift = 0; shift < 70 && in->p < in->end; shift += 7) {
+    uint8_t byte = *in->p++;
+    if (shift < 64) *value |= (u64)(byte & 0x7f) << shift;
+    if (byte < 0x80) return 1;
+  }
+  return 0;
+}
+
+/* The next field: its number and wire type, and what it holds: a part of the message, or the number of a varint. */
+static int field(Bytes *in, u64 *tag, Bytes *inner, u64 *value) {
+  u64 size;
+  if (!varint(in, tag) || !(*tag >> 3)) return 0;
+  switch (*tag & 7) {
+    case 0: return varint(in, value);
+    case 1: size = 8; break;
+    case 2: if (!varint(in, &size)) return 0; break;
+    case 5: size = 4; break;
+    default: return 0;
+  }
+  if (size > (u64)(in->end - in->p)) return 0;
+  inner->p = in->p;
+  inner->end = in->p += size;
+  return 1;
+}
+
+/* Where the list of each feature lies: found[key][row] = kind (1 bytes, 2 floats, 3 integers, 0 none), first byte, end. Gives the number
+   of the first row that is no Example, or -1. */
+int64_t scan_examples(const uint8_t *data, const int64_t *ends, int64_t rows, const uint8_t *keys, const int64_t *key_ends,
+                      int64_t count, int64_t *found) {
+  int64_t start = 0;
+  for (int64_t row = 0; row < rows; start = ends[row++]) {
+    Bytes example = {data + start, data + ends[row]}, features, entry, part;
+    u64 tag, value;
+    int64_t next = 0;
+    while (example.p < example.end) {
+      if (!field(&example, &tag, &features, &value)) return row;
+      if (tag != 10) continue;
+      while (features.p < features.end) {
+        if (!field(&features, &tag, &entry, &value)) return row;
+        if (tag != 10) continue;
+        Bytes key = {data, data}, feature = {data, data}, list;
+        while (entry.p < entry.end) {
+          if (!field(&entry, &tag, &part, &value)) return row;
+          if (tag == 10) key = part;
+          if (tag == 18) feature = part;
+        }
+        int64_t kind = 0, which = -1;
+        while (feature.p < feature.end) {
+          if (!field(&feature, &tag, &part, &value)) return row;
+          if (tag == 10 || tag == 18 || tag == 26) kind = tag >> 3, list = part;
+        }
+        for (int64_t i = 0; i < count && which < 0; i++) { /* most rows have them in one order */
+          int64_t k = (next + i) % count, first = k ? key_ends[k - 1] : 0, size = key_ends[k] - first;
+          if (size == key.end - key.p && !memcmp(keys + first, key.p, size)) which = k;
+        }
+        if (which < 0) continue;
+        next = which + 1;
+        int64_t *place = found + (which * rows + row) * 3;
+        place[0] = kind;
+        place[1] = kind ? list.p - data : 0;
+        place[2] = kind ? list.end - data : 0;
+      }
+    }
+  }
+  return -1;
+}
+
+/* The values of one feature: counts[row], and where `values` is given, up to `room` of them behind each other: floats, integers, or for
+   bytes the first and the end of each. Gives how many there are; -1 - row for the first row whose list is damaged. */
+int64_t read_lists(const uint8_t *data, const int64_t *lists, int64_t rows, int64_t room, int kind, int64_t *counts, void *values) {
+  int64_t total = 0;
+  for (int64_t row = 0; row < rows; row++) {
+    int64_t before = total;
+    Bytes list = {data + lists[3 * row + 1], data + lists[3 * row + 2]}, part;
+    u64 tag, value;
+    if (!lists[3 * row]) list.p = list.end;
+    while (list.p < list.end) {
+      if (!field(&list, &tag, &part, &value)) return -1 - row;
+      if (kind == 1 && tag == 10) {
+        if (values && total < room) ((int64_t *)values)[2 * total] = part.p - data, ((int64_t *)values)[2 * total + 1] = part.end - data;
+        total++;
+      } else if (kind == 2 && (tag == 10 || tag == 13)) {
+        if ((part.end - part.p) & 3) return -1 - row;
+        for (; part.p < part.end; part.p += 4, total++)
+          if (values && total < room) memcpy((float *)values + total, part.p, 4);
+      } else if (kind == 3 && tag == 8) {
+        if (values && total < room) ((int64_t *)values)[total] = (int64_t)value;
+        total++;
+      } else if (kind == 3 && tag == 10) {
+        while (part.p < part.end) {
+          if (!varint(&part, &value)) return -1 - row;
+          if (values && total < room) ((int64_t *)values)[total] = (int64_t)value;
+          total++;
+        }
+      }
+    }
+    counts[row] = total - before;
+  }
+  return total;
+}

@@ -1,0 +1,178 @@
+"""Host ops on sparse and ragged tensors, of numbers and of strings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.host.hashing import concatenated, hashes
+from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op, objects
+
+Array = NDArray[Any]
+
+
+def _places(indices: Array, shape: list[int]) -> Array:
+    """Position of each index in a tensor of such a shape that lies flat."""
+    check(((indices >= 0) & (indices < np.array(shape))).all(), "an index is out of bounds")
+    steps = np.append(np.cumprod(np.array(shape[:0:-1], np.int64))[::-1], 1)[-len(shape) :] if shape else np.zeros(0)
+    return (indices.astype(np.int64) * steps).sum(1, dtype=np.int64)
+
+
+@host_op("SparseToDense")
+def sparse_to_dense(node: HostNode) -> Run:
+    """A dense tensor of values at indices, and a default elsewhere."""
+    strict = bool(node.attrs["validate_indices"])
+
+    def run(indices: Array, shape: Array, values: Array, default: Array) -> Array:
+        sizes = shape.tolist()
+        places = _places(indices.reshape(-1, len(sizes)), sizes)
+        if strict:
+            check((places[1:] > places[:-1]).all(), "indices are out of order, or repeated")
+        made = np.full(sizes, default[()], values.dtype)
+        made.reshape(-1)[places] = values
+        return made
+
+    return run
+
+
+@host_op("SparseReshape")
+def sparse_reshape(node: HostNode) -> Run:
+    """The indices of a sparse tensor in another shape, of which one size may be -1; and that shape."""
+
+    def run(indices: Array, shape: Array, wanted: Array) -> tuple[Array, Array]:
+        sizes, total = wanted.tolist(), int(np.prod(shape))
+        if -1 in sizes:
+            rest = int(np.prod([size for size in sizes if size != -1]))
+            check(rest and total % rest == 0, f"{shape.tolist()} can not become {sizes}")
+            sizes[sizes.index(-1)] = total // rest
+        check(int(np.prod(sizes)) == total, f"{shape.tolist()} can not become {sizes}")
+        if sizes == shape.tolist():
+            return indices, shape
+        places = _places(indices, shape.tolist())
+        made = np.array(np.unravel_index(places, sizes), np.int64).T.reshape(len(places), len(sizes))
+        return made, np.array(sizes, np.int64)
+
+    return run
+
+
+@host_op("SparseFillEmptyRows")
+def fill_empty_rows(node: HostNode) -> Run:
+    """A sparse tensor with a default in each row that has nothing; which rows had none; and where each value went."""
+
+    def run(indices: Array, values: Array, shape: Array, default: Array) -> tuple[Array, ...]:
+        rows = int(shape[0])
+        first = indices[:, 0]
+        check(((first >= 0) & (first < rows)).all(), "an index is out of bounds")
+        empty = np.bincount(first, minlength=rows)[:rows] == 0
+        if not empty.any() and (first[1:] >= first[:-1]).all():
+            return indices, values, empty, np.arange(len(values))
+        missing = np.flatnonzero(empty)
+        more = np.zeros((len(missing), indices.shape[1]), np.int64)
+        more[:, 0] = missing
+        order = np.argsort(np.concatenate([first, missing]), kind="stable")
+        filled = np.concatenate([values, np.full(len(missing), default[()], values.dtype)])
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return np.concatenate([indices, more])[order], filled[order], empty, back[: len(values)]
+
+    return run
+
+
+@host_op("Where")
+def where(node: HostNode) -> Run:
+    """Indices of what is not zero."""
+    return lambda x: np.argwhere(x).astype(np.int64)
+
+
+@host_op("Unique")
+def unique(node: HostNode) -> Run:
+    """Distinct values in the order of their first appearance, and for each value its number among them."""
+    dtype = node.dtype("out_idx")
+    if node.dtype("T").startswith("float"):
+        raise NotOurs  # of NaN
+
+    def run(x: Array) -> tuple[Array, Array]:
+        check(x.ndim == 1, "values to make distinct have one axis")
+        seen: dict[Any, int] = {}
+        number = [seen.setdefault(value, len(seen)) for value in x.tolist()]
+        kept = objects([*seen], (len(seen),)) if x.dtype == object else np.array([*seen], x.dtype)
+        return kept, np.array(number, dtype)
+
+    return run
+
+
+@host_op("RaggedTensorToTensor")
+def ragged_to_tensor(node: HostNode) -> Run:
+    """A dense tensor of ragged rows, cut or filled up with a default. Rows by their splits, or by the row of each value."""
+    kinds = tuple(node.attrs["row_partition_types"])
+    by_rows = kinds[:1] == ("FIRST_DIM_SIZE",)
+    if not kinds or any(kind != ("VALUE_ROWIDS" if by_rows else "ROW_SPLITS") for kind in kinds[by_rows:]):
+        raise NotOurs
+
+    def run(shape: Array, values: Array, default: Array, *parts: Array) -> Array:
+        counts = []
+        rows = int(parts[0]) if by_rows else len(parts[0]) - 1
+        sizes = [rows]
+        for part in parts[by_rows:]:
+            count = np.bincount(part, minlength=rows) if by_rows else np.diff(part)
+            counts.append(count)
+            sizes.append(int(count.max(initial=0)))
+            rows = int(count.sum())
+        check(rows == len(values), f"there are {len(values)} values for {rows} places")
+        wanted = shape.tolist() if shape.ndim else [-1] * (len(sizes) + values.ndim - 1)
+        inner = values.shape[1:]
+        sizes = [size if given < 0 else given for size, given in zip(sizes, wanted, strict=False)]
+        made = np.full((*sizes, *inner), default if default.ndim else default[()], values.dtype)
+        index, keep = [np.arange(len(counts[0]))], np.ones(len(counts[0]), bool)
+        for count in counts:
+            column = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+            index = [*(np.repeat(one, count) for one in index), column]
+            keep = np.repeat(keep, count)
+        for one, size in zip(index, sizes, strict=True):
+            keep &= one < size
+        made[tuple(one[keep] for one in index)] = values[keep]
+        return made
+
+    return run
+
+
+@host_op("SparseCross")
+def sparse_cross(node: HostNode) -> Run:
+    """All combinations of the features of each row, one of each column, hashed: a sparse tensor."""
+    attrs = node.attrs
+    if not attrs["hashed_output"]:
+        raise NotOurs
+    count, dense, buckets = int(attrs["N"]), len(attrs["dense_types"]), int(attrs["num_buckets"])
+    salt = np.uint64(int(attrs["hash_key"]) & (1 << 64) - 1)
+
+    def column(values: Array) -> Array:
+        flat = values.reshape(-1)
+        return hashes(flat.tolist()) if flat.dtype == object else flat.astype(np.int64).view(np.uint64)
+
+    def run(*inputs: Array) -> tuple[Array, Array, Array]:
+        indices, values, shapes = inputs[:count], inputs[count : 2 * count], inputs[2 * count : 3 * count]
+        rows = int(shapes[0][0]) if count else len(inputs[-1])
+        features = []  # the values of each column, where those of each row begin, and how many there are
+        for index, value in zip(indices, values, strict=True):
+            counts = np.bincount(index[:, 0], minlength=rows)
+            features.append((column(value), np.cumsum(counts) - counts, counts))
+        for value in inputs[len(inputs) - dense :]:
+            wide = np.full(rows, value.shape[1])
+            features.append((column(value), np.arange(rows) * value.shape[1], wide))
+        total = np.prod([counts for _, _, counts in features], axis=0, dtype=np.int64).reshape(rows)
+        row = np.repeat(np.arange(rows), total)
+        number = np.arange(len(row)) - np.repeat(np.cumsum(total) - total, total)
+        made, left, picks = np.full(len(row), salt, np.uint64), number, []
+        for value, start, counts in reversed(features):  # the last column changes fastest
+            each = counts[row]
+            picks.append(value[start[row] + left % each] if len(row) else value[:0])
+            left = left // each
+        for pick in reversed(picks):
+            made = concatenated(made, pick)
+        made %= np.uint64(buckets or np.iinfo(np.int64).max)
+        shape = np.array([rows, total.max(initial=0)], np.int64)
+        return np.stack([row, number], 1), made.astype(np.int64), shape
+
+    return run
