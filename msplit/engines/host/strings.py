@@ -149,7 +149,7 @@ def split(node: HostNode) -> Run:
         check(texts.ndim == 1, "strings to split have one axis")
         letters = delimiter.item()
         between = re.compile(b"[" + re.escape(letters) + b"]") if letters else re.compile(b"(?<=.)(?=.)", re.DOTALL)
-        rows = [between.split(text) if text else [] if not letters else [b""] for text in texts.tolist()]
+        rows = [between.split(text) if text else [] for text in texts.tolist()]
         return _listed([[piece for piece in row if piece] for row in rows] if skip else rows)
 
     return run

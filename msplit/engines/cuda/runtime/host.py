@@ -71,7 +71,13 @@ class Stage:
         if session is None and self.program is None and graph is not None:
             from msplit.engines.tensorflow.frozen import FrozenSession
 
-            self._frozen = FrozenSession(graph, where, timeout)
+            try:
+                self._frozen = FrozenSession(graph, where, timeout)
+            except EngineError as problem:
+                names = ", ".join(f"{op} ({nodes[0]})" for op, nodes in sorted(self.missing.items()))
+                raise EngineError(
+                    f"{problem.what}: only that runs {names}, of what the host does", where=where, fix=problem.fix
+                ) from problem
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """Runs it on the inputs: outputs by name."""
