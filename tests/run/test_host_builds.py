@@ -146,7 +146,7 @@ def test_an_op_that_only_tensorflow_has_is_named_and_runs_in_it(
             model.step({"x": words})["y"], np.tanh(np.arange(12.0).reshape(4, 3))[[2, 0, 2]], rtol=1e-6
         )
     monkeypatch.setattr("msplit.engines.tensorflow.frozen.tensorflow", missing)
-    with pytest.raises(msplit.EngineError, match="TensorFlow is not installed.*UnicodeTranscode"):
+    with pytest.raises(msplit.EngineError, match=r"TensorFlow is not installed.*UnicodeTranscode"):
         msplit.open(tmp_path / "build")
 
 

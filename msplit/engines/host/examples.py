@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,18 +30,23 @@ class Feature(NamedTuple):
         there: Per row, whether the row has it.
         counts: How many values each row has.
         values: Values of all rows behind each other.
+        indices: Row and place in it of each value.
+        most: Values of the row that has most.
     """
 
     there: NDArray[np.bool_]
     counts: NDArray[np.int64]
     values: Array
+    indices: NDArray[np.int64]
+    most: int
 
 
 def features(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[Feature]:
     """Reads features of serialized examples.
 
     Args:
-        keys: Their names.
+        rows: The examples.
+        keys: Names of the features.
         types: Type of each: string, float32 or int64.
 
     Raises:
@@ -61,26 +69,37 @@ def _check_kinds(kinds: NDArray[np.int64], key: bytes, kind: int) -> None:
 
 def _compiled(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[Feature]:
     library, count = native(), len(rows)
-    (data, ends), (names, name_ends) = packed(rows), packed(keys)
-    found = np.zeros((len(keys), count, 3), np.int64)
-    wrong = library.scan_examples(
-        data, ends.ctypes.data, count, names, name_ends.ctypes.data, len(keys), found.ctypes.data
-    )
+    (data, sizes), (names, name_sizes) = packed(rows), packed(keys)
+    kinds = [_KINDS[name] for name in types]
+    numbers = struct.pack(f"{len(kinds)}q", *kinds)
+    found, totals = np.zeros((len(keys), count, 4), np.int64), np.zeros((len(keys), 3), np.int64)
+    place = found.ctypes.data
+    wrong = library.scan_examples(data, sizes, count, names, name_sizes, numbers, len(keys), place, totals.ctypes.data)
     if wrong >= 0:
         raise _no_example(wrong)
-    made = []
-    for key, name, lists in zip(keys, types, found, strict=True):
-        kind = _KINDS[name]
-        _check_kinds(lists[:, 0], key, kind)
-        counts = np.zeros(count, np.int64)
-        total = library.read_lists(data, lists.ctypes.data, count, 0, kind, counts.ctypes.data, None)
-        if total < 0:
-            raise _no_example(-1 - total)
-        values = np.empty((total, 2), np.int64) if kind == 1 else np.empty(total, name)
-        library.read_lists(data, lists.ctypes.data, count, total, kind, counts.ctypes.data, values.ctypes.data)
-        if kind == 1:
-            values = objects([data[start:end] for start, end in values.tolist()], (total,))
-        made.append(Feature(lists[:, 0] != 0, counts, values))
+    each = totals.tolist()
+    for key, kind, lists, total in zip(keys, kinds, found, each, strict=True):
+        if total[2]:
+            _check_kinds(lists[:, 0], key, kind)
+    width = {1: 16, 2: 4, 3: 8}
+    ends = [
+        *itertools.accumulate(
+            -(-total[0] * width[kind] // 8) + 2 * total[0] for kind, total in zip(kinds, each, strict=True)
+        )
+    ]
+    memory = np.empty(ends[-1] if ends else 0, np.int64)
+    library.read_examples(data, count, len(keys), numbers, place, memory.ctypes.data)
+    made, start = [], 0
+    for name, lists, (total, most, _), end in zip(types, found, each, ends, strict=True):
+        values: Array = memory[start : end - 2 * total]
+        if name == "string":
+            pairs = values.tolist()
+            values = objects([data[first:last] for first, last in zip(pairs[::2], pairs[1::2], strict=True)], (total,))
+        elif name == "float32":
+            values = values.view(np.float32)[:total]
+        indices = memory[end - 2 * total : end].reshape(total, 2)
+        made.append(Feature(lists[:, 0] != 0, lists[:, 3], values, indices, most))
+        start = end
     return made
 
 
@@ -104,41 +123,43 @@ def _by_protobuf(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[s
         _check_kinds(own, key, _KINDS[name])
         flat = [value for one in values for value in one]
         whole = objects(flat, (len(flat),)) if name == "string" else np.array(flat, name)
-        made.append(Feature(own != 0, np.array([*map(len, values)], np.int64), whole))
+        indices = [(row, column) for row, one in enumerate(values) for column in range(len(one))]
+        counts = np.array([*map(len, values)], np.int64)
+        made.append(
+            Feature(own != 0, counts, whole, np.array(indices, np.int64).reshape(-1, 2), int(counts.max(initial=0)))
+        )
     return made
-
-
-def _sparse(found: Feature) -> tuple[Array, Array, Array]:
-    """Values of any number a row as a sparse tensor: indices, values and shape."""
-    row = np.repeat(np.arange(len(found.counts)), found.counts)
-    column = np.arange(len(row)) - np.repeat(np.cumsum(found.counts) - found.counts, found.counts)
-    shape = np.array([len(found.counts), found.counts.max(initial=0)], np.int64)
-    return np.stack([row, column], 1), found.values, shape
 
 
 def _dense(found: Feature, key: bytes, shape: tuple[int | None, ...], name: str, default: Array) -> Array:
     """Values of one shape a row, a default where a row has none. Where the first size is not known, rows are filled up."""
-    said, rows = key.decode("utf-8", "backslashreplace"), len(found.counts)
+    rows, inner = len(found.counts), tuple(size or 0 for size in shape)
     if shape and shape[0] is None:
-        inner = int(np.prod([size or 0 for size in shape[1:]]))
-        check(inner and (found.counts % inner == 0).all(), f"feature {said} has not a multiple of {inner} values")
-        most = int(found.counts.max(initial=0))
+        inner, size = inner[1:], math.prod(inner[1:])
+        check(size and not (found.counts % size).any(), f"feature {_said(key)} has not a multiple of {size} values")
         empty = default.reshape(-1)[0] if default.size else b"" if name == "string" else 0
-        made = np.full((rows, most), empty, numpy_dtype(name))
-        made[np.arange(most) < found.counts[:, None]] = found.values
-        return made.reshape(rows, most // inner, *(int(size or 0) for size in shape[1:]))
-    size = int(np.prod([one or 0 for one in shape]))
+        made = np.full((rows, found.most), empty, numpy_dtype(name))
+        made[np.arange(found.most) < found.counts[:, None]] = found.values
+        return made.reshape(rows, found.most // size, *inner)
+    size = math.prod(inner)
+    if len(found.values) == size * rows and found.most <= size:
+        return found.values.reshape(rows, *inner)
     wrong = np.flatnonzero(found.there & (found.counts != size))
     if len(wrong):
-        raise ValueError(f"feature {said} of example {wrong[0]} has {found.counts[wrong[0]]} values, expected {size}")
-    if found.there.all():
-        return found.values.reshape(rows, *(int(one or 0) for one in shape))
-    if not default.size and size:
-        raise ValueError(f"feature {said} is required, but example {np.flatnonzero(~found.there)[0]} does not have it")
+        raise ValueError(
+            f"feature {_said(key)} of example {wrong[0]} has {found.counts[wrong[0]]} values, expected {size}"
+        )
+    if not default.size:
+        missing = np.flatnonzero(~found.there)[0]
+        raise ValueError(f"feature {_said(key)} is required, but example {missing} does not have it")
     made = np.empty((rows, size), numpy_dtype(name))
     made[:] = default.reshape(-1)
     made[found.there] = found.values.reshape(-1, size)
-    return made.reshape(rows, *(int(one or 0) for one in shape))
+    return made.reshape(rows, *inner)
+
+
+def _said(key: bytes) -> str:
+    return key.decode("utf-8", "backslashreplace")
 
 
 def _texts(values: Sequence[str | bytes]) -> list[bytes]:
@@ -165,7 +186,9 @@ def parse_example(node: HostNode) -> Run:
         check(serialized.ndim < 2, "serialized examples have one axis at most")
         found = features(serialized.reshape(-1).tolist(), keys, types)
         defaults = more[len(more) - len(dense) :] if dense else ()
-        some = [_sparse(one) for one in found[: len(sparse)]]
+        some = [
+            (one.indices, one.values, np.array([len(one.counts), one.most], np.int64)) for one in found[: len(sparse)]
+        ]
         shapes = attrs["dense_shapes"]
         whole = [
             _dense(one, key, shape, name, default)

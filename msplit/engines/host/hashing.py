@@ -30,39 +30,34 @@ def native() -> Any:
         library = ctypes.CDLL(str(HOST_OPS))
     except OSError:
         return None
-    address, count = ctypes.c_void_p, ctypes.c_int64
-    library.hash_strings.argtypes = (
-        ctypes.c_int,
-        ctypes.c_char_p,
-        address,
-        count,
-        ctypes.c_uint64,
-        ctypes.c_uint64,
-        address,
-    )
-    library.hash_strings.restype = None
-    library.scan_examples.argtypes = (ctypes.c_char_p, address, count, ctypes.c_char_p, address, count, address)
+    address, count, data, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64
+    library.hash_strings.argtypes = (ctypes.c_int, data, data, count, number, number, number, address)
+    library.cross_columns.argtypes = (count, address, address, count, number, number, address, address)
+    library.scan_examples.argtypes = (data, data, count, data, data, data, count, address, address)
+    library.read_examples.argtypes = (data, count, count, data, address, address)
     library.scan_examples.restype = count
-    library.read_lists.argtypes = (ctypes.c_char_p, address, count, count, ctypes.c_int, address, address)
-    library.read_lists.restype = count
+    library.hash_strings.restype = library.cross_columns.restype = library.read_examples.restype = None
     return library
 
 
-def packed(items: Sequence[bytes]) -> tuple[bytes, NDArray[np.int64]]:
-    """The bytes of all strings behind each other, and where each ends."""
-    return b"".join(items), np.cumsum(np.fromiter(map(len, items), np.int64, len(items)))
+def packed(items: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """The bytes of all strings behind each other, and the length of each as int64."""
+    return b"".join(items), struct.pack(f"{len(items)}q", *map(len, items))
 
 
-def hashes(items: Sequence[bytes], kind: int = FARM, key: tuple[int, int] = (0, 0)) -> NDArray[np.uint64]:
-    """The hash of each string."""
+def hashes(
+    items: Sequence[bytes], kind: int = FARM, key: tuple[int, int] = (0, 0), buckets: int = 0
+) -> NDArray[np.uint64]:
+    """The hash of each string, modulo `buckets` where that is not 0."""
     first, second = (value & _MASK for value in key)
     if (library := native()) is not None:
-        data, ends = packed(items)
+        data, sizes = packed(items)
         made = np.empty(len(items), np.uint64)
-        library.hash_strings(kind, data, ends.ctypes.data, len(items), first, second, made.ctypes.data)
+        library.hash_strings(kind, data, sizes, len(items), first, second, buckets, made.ctypes.data)
         return made
     function: Callable[[bytes], int] = {FARM: farm, PLAIN: plain}.get(kind, lambda text: sip(text, first, second))
-    return np.fromiter(map(function, items), np.uint64, len(items))
+    found = map(function, items)
+    return np.fromiter((one % buckets for one in found) if buckets else found, np.uint64, len(items))
 
 
 def concatenated(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.uint64]:

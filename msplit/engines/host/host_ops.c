@@ -122,11 +122,36 @@ static u64 plain(const uint8_t *s, u64 n) {
   return mix(mix(made) * mul);
 }
 
-void hash_strings(int kind, const uint8_t *data, const int64_t *ends, int64_t count, u64 k0, u64 k1, u64 *made) {
-  int64_t start = 0;
-  for (int64_t i = 0; i < count; start = ends[i++]) {
-    u64 size = ends[i] - start;
-    made[i] = kind == 0 ? farm(data + start, size) : kind == 1 ? sip(data + start, size, k0, k1) : plain(data + start, size);
+/* Hashes of strings of such lengths that lie behind each other, modulo `buckets` where that is not 0. */
+void hash_strings(int kind, const uint8_t *data, const int64_t *sizes, int64_t count, u64 k0, u64 k1, u64 buckets, u64 *made) {
+  for (int64_t i = 0; i < count; data += sizes[i++]) {
+    u64 n = sizes[i], hash = kind == 0 ? farm(data, n) : kind == 1 ? sip(data, n, k0, k1) : plain(data, n);
+    made[i] = buckets ? hash % buckets : hash;
+  }
+}
+
+/* All combinations of the values of each row, one of each column, the last changing fastest: their fingerprints modulo `buckets`, and
+   (row, number in it) of each. starts[column][row] is the first value of a row, starts[column][rows] the end. */
+void cross_columns(int64_t columns, const u64 *const *values, const int64_t *const *starts, int64_t rows, u64 salt, u64 buckets,
+                   int64_t *indices, u64 *made) {
+  const u64 mul = 0xc6a4a7935bd1e995ULL;
+  for (int64_t row = 0; row < rows; row++) {
+    int64_t total = 1;
+    for (int64_t c = 0; c < columns; c++) total *= starts[c][row + 1] - starts[c][row];
+    for (int64_t i = 0; i < total; i++) {
+      int64_t left = i, inner = total;
+      u64 hash = salt;
+      for (int64_t c = 0; c < columns; c++) {
+        inner /= starts[c][row + 1] - starts[c][row];
+        u64 value = values[c][starts[c][row] + left / inner];
+        left %= inner;
+        hash = ((hash ^ mul) ^ mix(value * mul) * mul) * mul;
+        hash = mix(mix(hash) * mul);
+      }
+      *indices++ = row;
+      *indices++ = i;
+      *made++ = hash % buckets;
+    }
   }
 }
 
@@ -160,78 +185,97 @@ static int field(Bytes *in, u64 *tag, Bytes *inner, u64 *value) {
   return 1;
 }
 
-/* Where the list of each feature lies: found[key][row] = kind (1 bytes, 2 floats, 3 integers, 0 none), first byte, end. Gives the number
-   of the first row that is no Example, or -1. */
-int64_t scan_examples(const uint8_t *data, const int64_t *ends, int64_t rows, const uint8_t *keys, const int64_t *key_ends,
-                      int64_t count, int64_t *found) {
-  int64_t start = 0;
-  for (int64_t row = 0; row < rows; start = ends[row++]) {
-    Bytes example = {data + start, data + ends[row]}, features, entry, part;
+/* The values of a list; where `values` is given they are written there: floats, integers, or for bytes the first and the end of each.
+   Gives how many there are, or -1 where the list is damaged. */
+static int64_t read_list(const uint8_t *data, Bytes list, int64_t kind, uint8_t *values) {
+  int64_t total = 0;
+  Bytes part;
+  u64 tag, value;
+  while (list.p < list.end) {
+    if (!field(&list, &tag, &part, &value)) return -1;
+    if (kind == 1 && tag == 10) {
+      if (values) ((int64_t *)values)[2 * total] = part.p - data, ((int64_t *)values)[2 * total + 1] = part.end - data;
+      total++;
+    } else if (kind == 2 && (tag == 10 || tag == 13)) {
+      int64_t size = part.end - part.p;
+      if (size & 3) return -1;
+      if (values) memcpy(values + 4 * total, part.p, size);
+      total += size / 4;
+    } else if (kind == 3 && tag == 8) {
+      if (values) ((int64_t *)values)[total] = (int64_t)value;
+      total++;
+    } else if (kind == 3 && tag == 10) {
+      for (; part.p < part.end; total++) {
+        if (!varint(&part, &value)) return -1;
+        if (values) ((int64_t *)values)[total] = (int64_t)value;
+      }
+    }
+  }
+  return total;
+}
+
+/* Where the list of each feature lies: found[key][row] = kind (1 bytes, 2 floats, 3 integers, 0 none), first byte, end, values. A list of
+   another kind than the key's is left alone. totals[key] = values of all rows, the most of a row, rows with a list of another kind.
+   Gives the number of the first row that is no Example, or -1. */
+int64_t scan_examples(const uint8_t *data, const int64_t *sizes, int64_t rows, const uint8_t *keys, const int64_t *key_sizes,
+                      const int64_t *kinds, int64_t count, int64_t *found, int64_t *totals) {
+  const uint8_t *start = data;
+  for (int64_t row = 0; row < rows; start += sizes[row++]) {
+    Bytes example = {start, start + sizes[row]}, features, entry, part;
     u64 tag, value;
-    int64_t next = 0;
     while (example.p < example.end) {
       if (!field(&example, &tag, &features, &value)) return row;
       if (tag != 10) continue;
       while (features.p < features.end) {
         if (!field(&features, &tag, &entry, &value)) return row;
         if (tag != 10) continue;
-        Bytes key = {data, data}, feature = {data, data}, list;
+        Bytes key = {data, data}, feature = {data, data}, list = {data, data};
         while (entry.p < entry.end) {
           if (!field(&entry, &tag, &part, &value)) return row;
           if (tag == 10) key = part;
           if (tag == 18) feature = part;
         }
-        int64_t kind = 0, which = -1;
+        int64_t kind = 0, which = 0;
         while (feature.p < feature.end) {
           if (!field(&feature, &tag, &part, &value)) return row;
           if (tag == 10 || tag == 18 || tag == 26) kind = tag >> 3, list = part;
         }
-        for (int64_t i = 0; i < count && which < 0; i++) { /* most rows have them in one order */
-          int64_t k = (next + i) % count, first = k ? key_ends[k - 1] : 0, size = key_ends[k] - first;
-          if (size == key.end - key.p && !memcmp(keys + first, key.p, size)) which = k;
-        }
-        if (which < 0) continue;
-        next = which + 1;
-        int64_t *place = found + (which * rows + row) * 3;
-        place[0] = kind;
-        place[1] = kind ? list.p - data : 0;
-        place[2] = kind ? list.end - data : 0;
+        const uint8_t *name = keys;
+        while (which < count && (key_sizes[which] != key.end - key.p || memcmp(name, key.p, key.end - key.p))) name += key_sizes[which++];
+        if (which == count) continue;
+        int64_t *place = found + (which * rows + row) * 4;
+        place[0] = kind, place[1] = list.p - data, place[2] = list.end - data;
       }
+    }
+    for (int64_t which = 0; which < count; which++) {
+      int64_t *place = found + (which * rows + row) * 4, *total = totals + 3 * which;
+      if (!place[0]) continue;
+      if (place[0] != kinds[which]) {
+        total[2]++;
+        continue;
+      }
+      Bytes list = {data + place[1], data + place[2]};
+      if ((place[3] = read_list(data, list, place[0], 0)) < 0) return row;
+      total[0] += place[3];
+      if (place[3] > total[1]) total[1] = place[3];
     }
   }
   return -1;
 }
 
-/* The values of one feature: counts[row], and where `values` is given, up to `room` of them behind each other: floats, integers, or for
-   bytes the first and the end of each. Gives how many there are; -1 - row for the first row whose list is damaged. */
-int64_t read_lists(const uint8_t *data, const int64_t *lists, int64_t rows, int64_t room, int kind, int64_t *counts, void *values) {
-  int64_t total = 0;
-  for (int64_t row = 0; row < rows; row++) {
-    int64_t before = total;
-    Bytes list = {data + lists[3 * row + 1], data + lists[3 * row + 2]}, part;
-    u64 tag, value;
-    if (!lists[3 * row]) list.p = list.end;
-    while (list.p < list.end) {
-      if (!field(&list, &tag, &part, &value)) return -1 - row;
-      if (kind == 1 && tag == 10) {
-        if (values && total < room) ((int64_t *)values)[2 * total] = part.p - data, ((int64_t *)values)[2 * total + 1] = part.end - data;
-        total++;
-      } else if (kind == 2 && (tag == 10 || tag == 13)) {
-        if ((part.end - part.p) & 3) return -1 - row;
-        for (; part.p < part.end; part.p += 4, total++)
-          if (values && total < room) memcpy((float *)values + total, part.p, 4);
-      } else if (kind == 3 && tag == 8) {
-        if (values && total < room) ((int64_t *)values)[total] = (int64_t)value;
-        total++;
-      } else if (kind == 3 && tag == 10) {
-        while (part.p < part.end) {
-          if (!varint(&part, &value)) return -1 - row;
-          if (values && total < room) ((int64_t *)values)[total] = (int64_t)value;
-          total++;
-        }
-      }
+/* Values of all features, each behind the other: of each key those of all rows (8 bytes each, 4 of floats, 16 of bytes, up to the next
+   multiple of 8), and behind them (row, number in it) of each. */
+void read_examples(const uint8_t *data, int64_t rows, int64_t count, const int64_t *kinds, const int64_t *found, uint8_t *values) {
+  for (int64_t which = 0; which < count; which++) {
+    const int64_t *lists = found + which * rows * 4, width = kinds[which] == 1 ? 16 : kinds[which] == 2 ? 4 : 8;
+    int64_t total = 0;
+    for (int64_t row = 0; row < rows; row++) {
+      Bytes list = {data + lists[4 * row + 1], data + lists[4 * row + 2]};
+      if (lists[4 * row]) read_list(data, list, kinds[which], values + total * width);
+      total += lists[4 * row + 3];
     }
-    counts[row] = total - before;
+    values += (total * width + 7) / 8 * 8;
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = 0; i < lists[4 * row + 3]; i++, values += 16) ((int64_t *)values)[0] = row, ((int64_t *)values)[1] = i;
   }
-  return total;
 }

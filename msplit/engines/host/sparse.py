@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.host.hashing import concatenated, hashes
+from msplit.engines.host.hashing import concatenated, hashes, native
 from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op, objects
 
 Array = NDArray[Any]
 
 
 def _places(indices: Array, shape: list[int]) -> Array:
-    """Position of each index in a tensor of such a shape that lies flat."""
-    check(((indices >= 0) & (indices < np.array(shape))).all(), "an index is out of bounds")
-    steps = np.append(np.cumprod(np.array(shape[:0:-1], np.int64))[::-1], 1)[-len(shape) :] if shape else np.zeros(0)
-    return (indices.astype(np.int64) * steps).sum(1, dtype=np.int64)
+    """Position of each index in a tensor of such a shape that lies flat. An index that is out of bounds is a ValueError."""
+    return np.asarray(np.ravel_multi_index(tuple(indices.T), tuple(shape)))
 
 
 @host_op("SparseToDense")
@@ -27,11 +27,11 @@ def sparse_to_dense(node: HostNode) -> Run:
 
     def run(indices: Array, shape: Array, values: Array, default: Array) -> Array:
         sizes = shape.tolist()
-        places = _places(indices.reshape(-1, len(sizes)), sizes)
-        if strict:
-            check((places[1:] > places[:-1]).all(), "indices are out of order, or repeated")
         made = np.full(sizes, default[()], values.dtype)
-        made.reshape(-1)[places] = values
+        if indices.size:
+            places = _places(indices.reshape(-1, len(sizes)), sizes)
+            check(not strict or (places[1:] > places[:-1]).all(), "indices are out of order, or repeated")
+            made.reshape(-1)[places] = values
         return made
 
     return run
@@ -42,14 +42,16 @@ def sparse_reshape(node: HostNode) -> Run:
     """The indices of a sparse tensor in another shape, of which one size may be -1; and that shape."""
 
     def run(indices: Array, shape: Array, wanted: Array) -> tuple[Array, Array]:
-        sizes, total = wanted.tolist(), int(np.prod(shape))
+        sizes, total = wanted.tolist(), math.prod(shape.tolist())
         if -1 in sizes:
-            rest = int(np.prod([size for size in sizes if size != -1]))
+            rest = math.prod(size for size in sizes if size != -1)
             check(rest and total % rest == 0, f"{shape.tolist()} can not become {sizes}")
             sizes[sizes.index(-1)] = total // rest
-        check(int(np.prod(sizes)) == total, f"{shape.tolist()} can not become {sizes}")
+        check(math.prod(sizes) == total, f"{shape.tolist()} can not become {sizes}")
         if sizes == shape.tolist():
             return indices, shape
+        if not len(indices):
+            return np.zeros((0, len(sizes)), np.int64), np.array(sizes, np.int64)
         places = _places(indices, shape.tolist())
         made = np.array(np.unravel_index(places, sizes), np.int64).T.reshape(len(places), len(sizes))
         return made, np.array(sizes, np.int64)
@@ -154,25 +156,57 @@ def sparse_cross(node: HostNode) -> Run:
     def run(*inputs: Array) -> tuple[Array, Array, Array]:
         indices, values, shapes = inputs[:count], inputs[count : 2 * count], inputs[2 * count : 3 * count]
         rows = int(shapes[0][0]) if count else len(inputs[-1])
-        features = []  # the values of each column, where those of each row begin, and how many there are
-        for index, value in zip(indices, values, strict=True):
-            counts = np.bincount(index[:, 0], minlength=rows)
-            features.append((column(value), np.cumsum(counts) - counts, counts))
-        for value in inputs[len(inputs) - dense :]:
-            wide = np.full(rows, value.shape[1])
-            features.append((column(value), np.arange(rows) * value.shape[1], wide))
-        total = np.prod([counts for _, _, counts in features], axis=0, dtype=np.int64).reshape(rows)
+        columns = [column(value) for value in (*values, *inputs[len(inputs) - dense :])]
+        starts = [np.append(0, np.cumsum(np.bincount(index[:, 0], minlength=rows))) for index in indices]
+        starts += [np.arange(rows + 1) * value.shape[1] for value in inputs[len(inputs) - dense :] if dense]
+        total = np.diff(starts[0])
+        for start in starts[1:]:
+            total = total * np.diff(start)
+        size = int(total.sum())
+        shape, last = np.array([rows, total.max(initial=0)], np.int64), buckets or np.iinfo(np.int64).max
+        if (library := native()) is not None:
+            places, made = np.empty((size, 2), np.int64), np.empty(size, np.int64)
+            of_values, of_starts = (
+                struct.pack(f"{len(some)}P", *(one.ctypes.data for one in some)) for some in (columns, starts)
+            )
+            library.cross_columns(
+                len(columns), of_values, of_starts, rows, int(salt), last, places.ctypes.data, made.ctypes.data
+            )
+            return places, made, shape
         row = np.repeat(np.arange(rows), total)
-        number = np.arange(len(row)) - np.repeat(np.cumsum(total) - total, total)
-        made, left, picks = np.full(len(row), salt, np.uint64), number, []
-        for value, start, counts in reversed(features):  # the last column changes fastest
-            each = counts[row]
-            picks.append(value[start[row] + left % each] if len(row) else value[:0])
+        number = np.arange(size) - np.repeat(np.cumsum(total) - total, total)
+        hashed, left, picks = np.full(size, salt, np.uint64), number, []
+        for value, start in zip(reversed(columns), reversed(starts), strict=True):  # the last column changes fastest
+            each = np.diff(start)[row]
+            picks.append(value[start[row] + left % each] if size else value[:0])
             left = left // each
         for pick in reversed(picks):
-            made = concatenated(made, pick)
-        made %= np.uint64(buckets or np.iinfo(np.int64).max)
-        shape = np.array([rows, total.max(initial=0)], np.int64)
-        return np.stack([row, number], 1), made.astype(np.int64), shape
+            hashed = concatenated(hashed, pick)
+        return np.stack([row, number], 1), (hashed % np.uint64(last)).astype(np.int64), shape
+
+    return run
+
+
+@host_op("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+def sparse_segments(node: HostNode) -> Run:
+    """Rows of a table, summed per segment, of which the ids do not decrease."""
+    if node.dtype("T") not in ("float32", "float64"):
+        raise NotOurs
+
+    def run(data: Array, indices: Array, ids: Array) -> Array:
+        made = np.zeros((int(ids[-1]) + 1 if len(ids) else 0, *data.shape[1:]), data.dtype)
+        if not len(ids):
+            return made
+        check(indices.min() >= 0 and ids[0] >= 0, "an index or a segment is negative")
+        steps = np.diff(ids)
+        check((steps >= 0).all(), "segment ids are not increasing")
+        first = np.append(0, np.flatnonzero(steps) + 1)
+        sums = np.add.reduceat(data.take(indices, 0), first, 0)
+        if node.op != "SparseSegmentSum":
+            counts = np.diff(np.append(first, len(ids))).astype(data.dtype)
+            counts = counts if node.op.endswith("Mean") else np.sqrt(counts)
+            sums /= counts.reshape(-1, *[1] * (data.ndim - 1))
+        made[ids[first]] = sums
+        return made
 
     return run

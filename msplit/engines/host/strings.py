@@ -245,16 +245,14 @@ def as_string(node: HostNode) -> Run:
 @host_op("StringToHashBucketFast", "StringToHashBucketStrong", "StringToHashBucket")
 def to_hash_bucket(node: HostNode) -> Run:
     """A number below `num_buckets` for each string: FarmHash, SipHash with the key of the attribute, or TensorFlow's own hash."""
-    buckets = np.uint64(int(node.attrs["num_buckets"]))
+    buckets = int(node.attrs["num_buckets"])
     kind = {"StringToHashBucketFast": FARM, "StringToHashBucketStrong": SIP}.get(node.op, PLAIN)
     key = tuple(map(int, node.attrs.get("key", (0, 0))))
     if len(key) != 2:
         raise NotOurs
 
     def run(texts: Array) -> Array:
-        return (
-            (hashes(texts.reshape(-1).tolist(), kind, (key[0], key[1])) % buckets).astype(np.int64).reshape(texts.shape)
-        )
+        return hashes(texts.reshape(-1).tolist(), kind, (key[0], key[1]), buckets).view(np.int64).reshape(texts.shape)
 
     return run
 
