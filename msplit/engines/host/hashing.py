@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import struct
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,25 +21,37 @@ from msplit.engines.environment import HOST_OPS
 FARM, SIP, PLAIN = 0, 1, 2
 """Kinds of hashes: Fingerprint64, SipHash-2-4 with a key, and the hash of StringToHashBucket."""
 
+_BYTES_HEAD = 32
+"""Bytes in front of what a `bytes` holds, on CPython of 64 bits."""
 _MASK = (1 << 64) - 1
+Made = TypeVar("Made", bound=np.generic)
 _K0, _K1, _K2 = 0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F
 
 
 @functools.cache
 def native() -> Any:
-    """The compiled library; None where it was not compiled."""
+    """The compiled library; None where it was not compiled, or where a `bytes` does not lie in memory as it takes it to."""
     try:
         library = ctypes.CDLL(str(HOST_OPS))
     except OSError:
         return None
     address, count, data, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64
-    library.hash_strings.argtypes = (ctypes.c_int, data, data, count, number, number, number, address)
+    library.looks_like.argtypes = (address, data, count)
+    library.first_other.argtypes = (address, count, address)
+    library.hash_strings.argtypes = (ctypes.c_int, address, count, address, number, number, number, address)
+    library.fill_slots.argtypes = (address, count, address, number)
+    library.find_strings.argtypes = (address, count, address, number, address, count, address, address)
     library.cross_columns.argtypes = (count, address, address, count, number, number, address, address)
     library.scan_examples.argtypes = (data, data, count, data, data, data, count, address, address)
     library.read_examples.argtypes = (data, count, count, data, address, address)
-    library.scan_examples.restype = count
-    library.hash_strings.restype = library.cross_columns.restype = library.read_examples.restype = None
-    return library
+    for name in ("first_other", "scan_examples", "hash_strings", "find_strings"):
+        getattr(library, name).restype = count
+    for name in ("fill_slots", "cross_columns", "read_examples"):
+        getattr(library, name).restype = None
+    sample = b"looks like this"
+    if sys.implementation.name != "cpython" or bytes.__basicsize__ != _BYTES_HEAD + 1:
+        return None
+    return library if library.looks_like(id(sample), sample, len(sample)) else None
 
 
 def packed(items: Sequence[bytes]) -> tuple[bytes, bytes]:
@@ -45,19 +59,71 @@ def packed(items: Sequence[bytes]) -> tuple[bytes, bytes]:
     return b"".join(items), struct.pack(f"{len(items)}q", *map(len, items))
 
 
+def all_bytes(texts: NDArray[Any]) -> bool:
+    """True if all objects of an array are `bytes`."""
+    if (library := native()) is not None:
+        lying = np.ascontiguousarray(texts)
+        return bool(library.first_other(lying.ctypes.data, lying.size, id(bytes)) < 0)
+    return set(map(type, texts.reshape(-1).tolist())) <= {bytes}
+
+
 def hashes(
-    items: Sequence[bytes], kind: int = FARM, key: tuple[int, int] = (0, 0), buckets: int = 0
+    texts: NDArray[Any], kind: int = FARM, key: tuple[int, int] = (0, 0), buckets: int = 0
 ) -> NDArray[np.uint64]:
-    """The hash of each string, modulo `buckets` where that is not 0."""
+    """The hash of each string of an array that is flat, modulo `buckets` where that is not 0."""
     first, second = (value & _MASK for value in key)
     if (library := native()) is not None:
-        data, sizes = packed(items)
-        made = np.empty(len(items), np.uint64)
-        library.hash_strings(kind, data, sizes, len(items), first, second, buckets, made.ctypes.data)
-        return made
+        texts, made = np.ascontiguousarray(texts), np.empty(len(texts), np.uint64)
+        place = texts.ctypes.data
+        wrong = library.hash_strings(kind, place, len(texts), id(bytes), first, second, buckets, made.ctypes.data)
+        return _whole(made, texts, wrong)
     function: Callable[[bytes], int] = {FARM: farm, PLAIN: plain}.get(kind, lambda text: sip(text, first, second))
-    found = map(function, items)
-    return np.fromiter((one % buckets for one in found) if buckets else found, np.uint64, len(items))
+    found = map(function, texts.tolist())
+    return np.fromiter((one % buckets for one in found) if buckets else found, np.uint64, len(texts))
+
+
+def _whole(made: NDArray[Made], texts: NDArray[Any], wrong: int) -> NDArray[Made]:
+    """The result, where all objects were strings."""
+    if wrong >= 0:
+        raise TypeError(f"a string is a {type(texts[wrong]).__name__}")
+    return made
+
+
+class Places:
+    """The places of keys, all of them different, in their array.
+
+    Args:
+        keys: Strings, or whole numbers.
+    """
+
+    def __init__(self, keys: NDArray[Any]) -> None:
+        self._count, self._keys = len(keys), np.ascontiguousarray(keys)
+        self._slots: NDArray[np.uint32] | None = None
+        self._dict: dict[Any, int] = {}
+        library = native() if keys.dtype.hasobject else None
+        if library is not None and len(keys) < 1 << 31:
+            self._slots = np.zeros(1 << (2 * len(keys)).bit_length(), np.uint32)
+            library.fill_slots(self._keys.ctypes.data, len(keys), self._slots.ctypes.data, len(self._slots) - 1)
+        else:
+            self._dict = {key: place for place, key in enumerate(keys.tolist())}
+
+    def of(self, asked: NDArray[Any]) -> NDArray[np.int64]:
+        """The place of each element of a flat array, the number of keys where it is none of them."""
+        if self._slots is None:
+            get = self._dict.get
+            return np.array([*map(get, asked.tolist(), itertools.repeat(self._count))], np.int64)
+        asked, made = np.ascontiguousarray(asked), np.empty(len(asked), np.int64)
+        wrong = native().find_strings(
+            self._keys.ctypes.data,
+            self._count,
+            self._slots.ctypes.data,
+            len(self._slots) - 1,
+            asked.ctypes.data,
+            len(asked),
+            id(bytes),
+            made.ctypes.data,
+        )
+        return _whole(made, asked, wrong)
 
 
 def concatenated(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,7 +1,8 @@
-/* Hashes of many strings, and features of many serialized examples. `hashing.py` and `examples.py` call it and have the same in Python;
-   `hatch_build.py` compiles it into the wheel.
+/* Hashes and lookups of many strings, and features of many serialized examples. `hashing.py` and `examples.py` call it and have the same
+   in Python; `hatch_build.py` compiles it into the wheel.
 
-   Strings of a tensor lie behind each other; `ends` says where each ends. */
+   Strings of a tensor are an array of CPython's `bytes`, which hold still while the array holds them. They are read where they lie:
+   `hashing.py` takes this library only where a `bytes` looks as it does here. */
 
 #include <stdint.h>
 #include <string.h>
@@ -122,11 +123,52 @@ static u64 plain(const uint8_t *s, u64 n) {
   return mix(mix(made) * mul);
 }
 
-/* Hashes of strings of such lengths that lie behind each other, modulo `buckets` where that is not 0. */
-void hash_strings(int kind, const uint8_t *data, const int64_t *sizes, int64_t count, u64 k0, u64 k1, u64 buckets, u64 *made) {
-  for (int64_t i = 0; i < count; data += sizes[i++]) {
-    u64 n = sizes[i], hash = kind == 0 ? farm(data, n) : kind == 1 ? sip(data, n, k0, k1) : plain(data, n);
+/* A `bytes` of CPython 3.8 to 3.13. */
+typedef struct { int64_t references; const void *type; int64_t size; int64_t hash; uint8_t data[]; } Text;
+
+/* The number of the first object that is no `bytes`; -1 where all are. */
+int64_t first_other(const Text *const *items, int64_t count, const void *type) {
+  for (int64_t i = 0; i < count; i++)
+    if (items[i]->type != type) return i;
+  return -1;
+}
+
+/* Whether an object has this size and these bytes. */
+int looks_like(const Text *item, const uint8_t *data, int64_t size) { return item->size == size && !memcmp(item->data, data, size); }
+
+/* Hashes of strings, modulo `buckets` where that is not 0. Gives the number of the first object that is none, or -1. */
+int64_t hash_strings(int kind, const Text *const *items, int64_t count, const void *type, u64 k0, u64 k1, u64 buckets, u64 *made) {
+  for (int64_t i = 0; i < count; i++) {
+    if (items[i]->type != type) return i;
+    const uint8_t *data = items[i]->data;
+    u64 n = items[i]->size, hash = kind == 0 ? farm(data, n) : kind == 1 ? sip(data, n, k0, k1) : plain(data, n);
     made[i] = buckets ? hash % buckets : hash;
+  }
+  return -1;
+}
+
+/* The number of each string among some keys, `keys` for those that are none of them. `slots`, a power of two with room to spare, has
+   the number of a key + 1 where the search for it begins, or behind; 0 where nothing is. Gives the number of the first object that is no
+   string, or -1. */
+int64_t find_strings(const Text *const *keys, int64_t count, const uint32_t *slots, u64 last_slot, const Text *const *items,
+                     int64_t asked, const void *type, int64_t *made) {
+  for (int64_t i = 0; i < asked; i++) {
+    const Text *item = items[i];
+    if (item->type != type) return i;
+    u64 slot = farm(item->data, item->size) & last_slot;
+    uint32_t key;
+    while ((key = slots[slot]) && !looks_like(keys[key - 1], item->data, item->size)) slot = (slot + 1) & last_slot;
+    made[i] = key ? key - 1 : count;
+  }
+  return -1;
+}
+
+/* Fills the slots for keys, all of them different. */
+void fill_slots(const Text *const *keys, int64_t count, uint32_t *slots, u64 last_slot) {
+  for (int64_t i = 0; i < count; i++) {
+    u64 slot = farm(keys[i]->data, keys[i]->size) & last_slot;
+    while (slots[slot]) slot = (slot + 1) & last_slot;
+    slots[slot] = i + 1;
   }
 }
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
+from msplit.engines.host.hashing import all_bytes
 from msplit.engines.host.strings import Table
 from msplit.engines.host.table import HostNode, NotOurs, Run, host_ops
 from msplit.errors import EngineError, InvalidInput, LoadError
@@ -130,7 +131,7 @@ class HostProgram:
         elif node.op == IMPORT:
             handle, keys, values = inputs
             try:
-                self._values[handle] = Table.of(self._values[keys], self._values[values])
+                self._values[handle] = Table(self._values[keys], self._values[values])
             except NotOurs:
                 self.missing.setdefault("LookupTableFindV2", []).append(node.name)
         elif node.op in _GIVEN:
@@ -204,14 +205,13 @@ def as_input(name: str, value: Any, dtype: str) -> NDArray[Any]:
         raise EngineError(f"input {name} is {dtype}, not {said}", fix="convert it to that type")
     if not text:
         return array.astype(numpy_dtype(dtype), copy=False)
-    items = array.reshape(-1).tolist()
-    try:
-        b"".join(items)  # half the time that looking at each type takes
-    except TypeError:
-        made = np.empty(len(items), object)
-        made[:] = [*_as_bytes(name, items)]
-        return made.reshape(array.shape)
-    return array if array.dtype == object else array.astype(object)
+    array = array if array.dtype.hasobject else array.astype(object)
+    if all_bytes(array):
+        return array
+    items = [*_as_bytes(name, array.reshape(-1).tolist())]
+    made = np.empty(len(items), object)
+    made[:] = items
+    return made.reshape(array.shape)
 
 
 def _as_bytes(name: str, items: list[Any]) -> Iterator[bytes]:

@@ -14,6 +14,9 @@ from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op, ob
 
 Array = NDArray[Any]
 
+_SORTED = 64
+"""Numbers from which on it is faster to sort them than to keep a dictionary."""
+
 
 def _places(indices: Array, shape: list[int]) -> Array:
     """Position of each index in a tensor of such a shape that lies flat. An index that is out of bounds is a ValueError."""
@@ -97,9 +100,15 @@ def unique(node: HostNode) -> Run:
 
     def run(x: Array) -> tuple[Array, Array]:
         check(x.ndim == 1, "values to make distinct have one axis")
+        if len(x) > _SORTED and not x.dtype.hasobject:
+            values, first, of = np.unique(x, return_index=True, return_inverse=True)
+            order = np.argsort(first)
+            rank = np.empty(len(order), dtype)
+            rank[order] = np.arange(len(order))
+            return values[order], rank[of]
         seen: dict[Any, int] = {}
         number = [seen.setdefault(value, len(seen)) for value in x.tolist()]
-        kept = objects([*seen], (len(seen),)) if x.dtype == object else np.array([*seen], x.dtype)
+        kept = objects([*seen], (len(seen),)) if x.dtype.hasobject else np.array([*seen], x.dtype)
         return kept, np.array(number, dtype)
 
     return run
@@ -151,7 +160,7 @@ def sparse_cross(node: HostNode) -> Run:
 
     def column(values: Array) -> Array:
         flat = values.reshape(-1)
-        return hashes(flat.tolist()) if flat.dtype == object else flat.astype(np.int64).view(np.uint64)
+        return hashes(flat) if flat.dtype.hasobject else flat.astype(np.int64).view(np.uint64)
 
     def run(*inputs: Array) -> tuple[Array, Array, Array]:
         indices, values, shapes = inputs[:count], inputs[count : 2 * count], inputs[2 * count : 3 * count]

@@ -6,14 +6,13 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.host.hashing import FARM, PLAIN, SIP, hashes
+from msplit.engines.host.hashing import FARM, PLAIN, SIP, Places, all_bytes, hashes
 from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op, objects
 
 Array = NDArray[Any]
@@ -252,29 +251,32 @@ def to_hash_bucket(node: HostNode) -> Run:
         raise NotOurs
 
     def run(texts: Array) -> Array:
-        return hashes(texts.reshape(-1).tolist(), kind, (key[0], key[1]), buckets).view(np.int64).reshape(texts.shape)
+        return hashes(texts.reshape(-1), kind, (key[0], key[1]), buckets).view(np.int64).reshape(texts.shape)
 
     return run
 
 
-@dataclass(frozen=True, eq=False)
 class Table:
-    """A lookup table.
+    """A lookup table of two arrays of one length: of strings or whole numbers, and of any values.
 
-    Attributes:
-        values: By key.
-        dtype: Type of the values, an object's for strings.
+    Raises:
+        NotOurs: It is another one.
     """
 
-    values: dict[Any, Any]
-    dtype: np.dtype[Any]
-
-    @classmethod
-    def of(cls, keys: Array, values: Array) -> Table:
-        """The table of two arrays of one length."""
-        if keys.ndim != 1 or values.ndim != 1 or keys.dtype.kind not in "Oiu":
+    def __init__(self, keys: Array, values: Array) -> None:
+        plain = keys.dtype.kind in "iu" or (keys.dtype.hasobject and all_bytes(keys))
+        if keys.ndim != 1 or values.ndim != 1 or not plain:
             raise NotOurs
-        return cls(dict(zip(keys.tolist(), values.tolist(), strict=True)), values.dtype)
+        self.values, self._places = values, Places(keys)
+
+    def find(self, keys: Array, otherwise: Array) -> Array:
+        """The value of each key; `otherwise` are all values, with the default behind them."""
+        return otherwise.take(self._places.of(keys.reshape(-1))).reshape(keys.shape)
+
+    def with_default(self, default: Array) -> Array:
+        """All values, with the default behind them."""
+        check(default.size == 1, "the default of a table is one value")
+        return np.append(self.values, objects([default.item()], (1,)) if self.values.dtype.hasobject else default)
 
 
 @host_op("LookupTableFindV2")
@@ -283,14 +285,11 @@ def find(node: HostNode) -> Run:
     table = node.table
     if not isinstance(table, Table):
         raise NotOurs
-    get, dtype = table.values.get, table.dtype
-
-    def run(_: Any, keys: Array, default: Array) -> Array:
-        check(default.size == 1, "the default of a table is one value")
-        found = [*map(get, keys.reshape(-1).tolist(), itertools.repeat(default.item()))]
-        return objects(found, keys.shape) if dtype.hasobject else np.array(found, dtype).reshape(keys.shape)
-
-    return run
+    default = node.known[2] if len(node.known) == 3 else None
+    if default is None:
+        return lambda _, keys, other: table.find(keys, table.with_default(other))
+    values = table.with_default(default)
+    return lambda _, keys, __: table.find(keys, values)
 
 
 def _bytes(value: str | bytes) -> bytes:

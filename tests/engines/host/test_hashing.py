@@ -39,7 +39,7 @@ def test_every_length_has_tensorflows_hash(kind, compiled, expected, monkeypatch
         monkeypatch.setattr(hashing, "native", lambda: None)
     elif hashing.native() is None:
         pytest.skip("no C compiler has made host_ops.native: python hatch_build.py says why")
-    found = hashing.hashes(TEXTS, KINDS[kind], KEY) % np.uint64(MOST)
+    found = hashing.hashes(np.array(TEXTS, object), KINDS[kind], KEY) % np.uint64(MOST)
     np.testing.assert_array_equal(found.astype(np.int64), expected[kind])
 
 
@@ -55,4 +55,35 @@ def test_googles_own_fingerprints():
 
 
 def test_no_strings_have_no_hashes():
-    assert hashing.hashes([]).shape == (0,)
+    assert hashing.hashes(np.zeros(0, object)).shape == (0,)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_places_of_keys(compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(hashing, "native", lambda: None)
+    for count in (0, 1, 2, 3, 1000):
+        keys = np.array(
+            [
+                f"key {number}".encode() * (number % 20) + bytes([number % 256, number // 256])
+                for number in range(count)
+            ],
+            object,
+        )
+        places = hashing.Places(keys)
+        assert places.of(keys).tolist() == [*range(count)]
+        assert places.of(np.repeat(keys[::-1], 2)[::2]).tolist() == [*range(count)][::-1]
+        assert places.of(np.array([b"", b"\0", b"none"], object)).tolist() == [count] * 3
+    assert hashing.Places(np.array([7, -1])).of(np.array([-1, 0, 7])).tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "text", bytearray(b"x"), np.float32(1)])
+def test_what_is_no_string_is_never_read_as_one(wrong):
+    texts = np.empty(2, object)
+    texts[:] = [b"right", wrong]
+    assert not hashing.all_bytes(texts)
+    with pytest.raises((TypeError, AttributeError)):
+        hashing.hashes(texts)
+    if hashing.native() is not None:
+        with pytest.raises(TypeError, match="a string is a"):
+            hashing.Places(np.array([b"right"], object)).of(texts)

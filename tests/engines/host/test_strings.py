@@ -135,13 +135,13 @@ def test_buckets():
 def test_tables():
     keys, values = texts(b"a", b"", b"\xff"), np.array([5, 6, 7])
     find = host_ops()["LookupTableFindV2"]
-    run = find(HostNode("n", "LookupTableFindV2", {}, (), Table.of(keys, values)))
+    run = find(HostNode("n", "LookupTableFindV2", {}, (), Table(keys, values)))
     asked = texts(b"\xff", b"b", b"", b"a", b"a", b"\xfe").reshape(2, 3)
     assert run(None, asked, np.array(-1)).tolist() == [[7, -1, 6], [5, 5, -1]]
     assert run(None, asked[:0], np.array(-1)).shape == (0, 3)
-    back = find(HostNode("n", "LookupTableFindV2", {}, (), Table.of(values, keys)))
+    back = find(HostNode("n", "LookupTableFindV2", {}, (), Table(values, keys)))
     assert back(None, np.array([7, 8]), np.array(b"?", object)).tolist() == [b"\xff", b"?"]
     with pytest.raises(NotOurs):
-        Table.of(np.zeros(2), values[:2])
+        Table(np.zeros(2), values[:2])
     with pytest.raises(NotOurs):
         find(HostNode("n", "LookupTableFindV2", {}))
