@@ -202,8 +202,8 @@ def strided_slice(node: HostNode) -> Run:
     def run(x: Array, begin: Array, end: Array, strides: Array) -> Array:
         return np.asarray(x[indices(begin, end, strides)], x.dtype)
 
-    given = node.known[1:]
-    if len(given) == 3 and given[0] is not None and given[1] is not None and given[2] is not None:
+    given = [value for value in node.known[1:] if value is not None]
+    if len(given) == 3:
         fixed = indices(*given)
         if len(fixed) == 1 and isinstance(fixed[0], int):  # an element of a shape
             return lambda x, *_: np.asarray(x[fixed[0]], x.dtype)
@@ -279,7 +279,8 @@ _REDUCTIONS = {"Sum": np.add, "Prod": np.multiply, "All": np.logical_and, "Any":
 @host_op(*_REDUCTIONS)
 def reduce(node: HostNode) -> Run:
     """Sum, product or logic along axes."""
-    function, keep = _REDUCTIONS[node.op].reduce, bool(node.attrs["keep_dims"])
+    function: Callable[..., Any] = _REDUCTIONS[node.op].reduce
+    keep = bool(node.attrs["keep_dims"])
     if node.op in ("Sum", "Prod"):
         _plain(node, "T")
 
@@ -299,15 +300,15 @@ def constant_like(node: HostNode) -> Run:
 @host_op("Range")
 def range_(node: HostNode) -> Run:
     """Whole numbers from the first to before the last."""
-    dtype = node.dtype("Tidx")
-    if dtype not in ("int32", "int64"):
+    if node.dtype("Tidx") not in ("int32", "int64"):
         raise NotOurs
+    dtype = numpy_dtype(node.dtype("Tidx"))
 
     def run(start: Array, limit: Array, delta: Array) -> Array:
         check(int(delta) != 0, "the step of a range is 0")
         steps = (int(limit) - int(start)) * (1 if int(delta) > 0 else -1)
         check(steps >= 0, "a range ends before it begins")
-        return np.arange(int(start), int(limit), int(delta), dtype)
+        return np.arange(int(start), int(limit), int(delta)).astype(dtype)
 
     return run
 

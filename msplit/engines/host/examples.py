@@ -77,14 +77,14 @@ def _compiled(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]
     wrong = library.scan_examples(data, sizes, count, names, name_sizes, numbers, len(keys), place, totals.ctypes.data)
     if wrong >= 0:
         raise _no_example(wrong)
-    each = totals.tolist()
-    for key, kind, lists, total in zip(keys, kinds, found, each, strict=True):
-        if total[2]:
+    each: list[list[int]] = totals.tolist()
+    for key, kind, lists, (_, _, wrong) in zip(keys, kinds, found, each, strict=True):
+        if wrong:
             _check_kinds(lists[:, 0], key, kind)
     width = {1: 16, 2: 4, 3: 8}
     ends = [
         *itertools.accumulate(
-            -(-total[0] * width[kind] // 8) + 2 * total[0] for kind, total in zip(kinds, each, strict=True)
+            -(-total * width[kind] // 8) + 2 * total for kind, (total, _, _) in zip(kinds, each, strict=True)
         )
     ]
     memory = np.empty(ends[-1] if ends else 0, np.int64)
@@ -119,12 +119,12 @@ def _by_protobuf(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[s
             kinds[which, number] = {None: 0, "bytes_list": 1, "float_list": 2, "int64_list": 3}[field]
             lists[which].append(getattr(there[key], field).value if field else ())
     made = []
-    for key, name, own, values in zip(keys, types, kinds, lists, strict=True):
-        _check_kinds(own, key, _KINDS[name])
-        flat = [value for one in values for value in one]
+    for named, name, own, rows_of in zip(keys, types, kinds, lists, strict=True):
+        _check_kinds(own, named, _KINDS[name])
+        flat = [value for one in rows_of for value in one]
         whole = objects(flat, (len(flat),)) if name == "string" else np.array(flat, name)
-        indices = [(row, column) for row, one in enumerate(values) for column in range(len(one))]
-        counts = np.array([*map(len, values)], np.int64)
+        indices = [(number, column) for number, one in enumerate(rows_of) for column in range(len(one))]
+        counts = np.array([*map(len, rows_of)], np.int64)
         made.append(
             Feature(own != 0, counts, whole, np.array(indices, np.int64).reshape(-1, 2), int(counts.max(initial=0)))
         )

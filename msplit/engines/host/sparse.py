@@ -168,11 +168,11 @@ def sparse_cross(node: HostNode) -> Run:
         columns = [column(value) for value in (*values, *inputs[len(inputs) - dense :])]
         starts = [np.append(0, np.cumsum(np.bincount(index[:, 0], minlength=rows))) for index in indices]
         starts += [np.arange(rows + 1) * value.shape[1] for value in inputs[len(inputs) - dense :] if dense]
-        total = np.diff(starts[0])
+        total, last = np.diff(starts[0]), buckets or np.iinfo(np.int64).max
         for start in starts[1:]:
             total = total * np.diff(start)
         size = int(total.sum())
-        shape, last = np.array([rows, total.max(initial=0)], np.int64), buckets or np.iinfo(np.int64).max
+        shape = np.array([rows, total.max(initial=0)], np.int64)
         if (library := native()) is not None:
             places, made = np.empty((size, 2), np.int64), np.empty(size, np.int64)
             of_values, of_starts = (
