@@ -20,16 +20,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 
 import msplit
-from msplit.engines.cuda.compile import HostOptions
 from msplit.engines.cuda.frontend.functionalize import raise_control
 from msplit.engines.cuda.frontend.partition import divide
-from msplit.engines.cuda.runtime.host import Stage, _stage
+from msplit.engines.cuda.runtime.host_stage import HostOptions, HostStage, stage_of
 from msplit.engines.host import hashing
 from msplit.shapes import infer
 from tests.string_models import MODELS, strings
 
 ROWS = (1, 200, 1000)
-TURNS, TURN_S = 3, 0.2
+TURNS, TURN_S = 9, 0.2
 
 
 def eight_strings(path: Path) -> dict[str, np.ndarray]:
@@ -51,14 +50,14 @@ def eight_strings(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def stage_of(path: Path) -> Stage:
+def both_of(path: Path) -> HostStage:
     """What runs in front, both ways."""
     whole = msplit.load(path)
     raised = raise_control(whole)
     partition = divide(raised, functools.cache(lambda: infer(whole)))
     names = raised.flat.graph.names
     wanted = {f"{names[node]}:{port}": (node, port) for node, port in partition.frontier}
-    found = _stage(whole, wanted, HostOptions(), raised.origin, freezes=True)
+    found = stage_of(whole, wanted, HostOptions(), raised.origin, freezes=True)
     assert found is not None
     assert found.program is not None, found.missing
     assert found.session is not None
@@ -84,7 +83,7 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             feeds = make(Path(folder) / "model")
-            stage = stage_of(Path(folder) / "model")
+            stage = both_of(Path(folder) / "model")
             for rows in ROWS:
                 few = {key: np.resize(value, (rows, *value.shape[1:])) for key, value in feeds.items()}
                 theirs, ours = [], []

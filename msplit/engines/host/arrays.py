@@ -31,12 +31,6 @@ def identity(node: HostNode) -> Run:
     return lambda x: x
 
 
-@host_op("IdentityN")
-def identity_n(node: HostNode) -> Run:
-    """Values as they are."""
-    return lambda *values: values
-
-
 @host_op("Shape")
 def shape(node: HostNode) -> Run:
     """The sizes of all axes."""
@@ -109,60 +103,16 @@ def pack(node: HostNode) -> Run:
     return run
 
 
-@host_op("Unpack")
-def unpack(node: HostNode) -> Run:
-    """The slices along an axis, one by one."""
-    axis, count = int(node.attrs["axis"]), int(node.attrs["num"])
-
-    def run(x: Array) -> Any:
-        check(x.shape[axis] == count, f"there are {x.shape[axis]} slices, not {count}")
-        return tuple(np.moveaxis(x, axis, 0)) if count != 1 else np.moveaxis(x, axis, 0)[0]
-
-    return run
-
-
-@host_op("Split", "SplitV")
-def split(node: HostNode) -> Run:
-    """Pieces along an axis, of equal sizes or of given ones."""
-    count = int(node.attrs["num_split"])
-
-    def run(*inputs: Array) -> Any:
-        if node.op == "Split":
-            axis, x = int(inputs[0]), inputs[1]
-            check(x.shape[axis] % count == 0, f"{x.shape[axis]} can not be split into {count} equal pieces")
-            pieces = np.split(x, count, axis)
-        else:
-            x, sizes, axis = inputs[0], inputs[1].astype(np.int64), int(inputs[2])
-            sizes = np.where(sizes < 0, x.shape[axis] - sizes[sizes >= 0].sum(), sizes)
-            check((sizes >= 0).all() and sizes.sum() == x.shape[axis], "the sizes are not those of the value")
-            pieces = np.split(x, np.cumsum(sizes)[:-1], axis)
-        return pieces[0] if count == 1 else tuple(pieces)
-
-    return run
-
-
 @host_op("Tile")
 def tile(node: HostNode) -> Run:
     """The value again and again along each axis."""
     return lambda x, multiples: np.tile(x, multiples.tolist())
 
 
-@host_op("Transpose")
-def transpose(node: HostNode) -> Run:
-    """The axes in another order."""
-    return lambda x, order: np.transpose(x, order.tolist())
-
-
 @host_op("Fill")
 def fill(node: HostNode) -> Run:
     """One value in every place."""
     return lambda shape, value: np.full(shape.tolist(), value[()], value.dtype)
-
-
-@host_op("BroadcastTo")
-def broadcast_to(node: HostNode) -> Run:
-    """The value in a larger shape."""
-    return lambda x, shape: np.broadcast_to(x, shape.tolist())
 
 
 @host_op("Slice")
@@ -295,22 +245,6 @@ def constant_like(node: HostNode) -> Run:
     """Zeros or ones in the shape of a value."""
     _plain(node, "T")
     return np.zeros_like if node.op == "ZerosLike" else np.ones_like
-
-
-@host_op("Range")
-def range_(node: HostNode) -> Run:
-    """Whole numbers from the first to before the last."""
-    if node.dtype("Tidx") not in ("int32", "int64"):
-        raise NotOurs
-    dtype = numpy_dtype(node.dtype("Tidx"))
-
-    def run(start: Array, limit: Array, delta: Array) -> Array:
-        check(int(delta) != 0, "the step of a range is 0")
-        steps = (int(limit) - int(start)) * (1 if int(delta) > 0 else -1)
-        check(steps >= 0, "a range ends before it begins")
-        return np.arange(int(start), int(limit), int(delta)).astype(dtype)
-
-    return run
 
 
 @host_op("OneHot")

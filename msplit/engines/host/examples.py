@@ -23,7 +23,7 @@ _KINDS = {"string": 1, "float32": 2, "int64": 3}
 _NAMES = {1: "string", 2: "float", 3: "int64"}
 
 
-class Feature(NamedTuple):
+class ParsedFeature(NamedTuple):
     """One feature of all rows.
 
     Attributes:
@@ -41,7 +41,7 @@ class Feature(NamedTuple):
     most: int
 
 
-def features(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[Feature]:
+def features(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[ParsedFeature]:
     """Reads features of serialized examples.
 
     Args:
@@ -67,7 +67,7 @@ def _check_kinds(kinds: NDArray[np.int64], key: bytes, kind: int) -> None:
         raise ValueError(f"feature {name} of example {wrong[0]} is {found}, expected {_NAMES[kind]}")
 
 
-def _compiled(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[Feature]:
+def _compiled(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[ParsedFeature]:
     library, count = native(), len(rows)
     (data, sizes), (names, name_sizes) = packed(rows), packed(keys)
     kinds = [_KINDS[name] for name in types]
@@ -98,12 +98,12 @@ def _compiled(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]
         elif name == "float32":
             values = values.view(np.float32)[:total]
         indices = memory[end - 2 * total : end].reshape(total, 2)
-        made.append(Feature(lists[:, 0] != 0, lists[:, 3], values, indices, most))
+        made.append(ParsedFeature(lists[:, 0] != 0, lists[:, 3], values, indices, most))
         start = end
     return made
 
 
-def _by_protobuf(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[Feature]:
+def _by_protobuf(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[ParsedFeature]:
     from google.protobuf.message import DecodeError
 
     parse, texts = schema.example_pb2.Example.FromString, [key.decode() for key in keys]
@@ -126,12 +126,14 @@ def _by_protobuf(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[s
         indices = [(number, column) for number, one in enumerate(rows_of) for column in range(len(one))]
         counts = np.array([*map(len, rows_of)], np.int64)
         made.append(
-            Feature(own != 0, counts, whole, np.array(indices, np.int64).reshape(-1, 2), int(counts.max(initial=0)))
+            ParsedFeature(
+                own != 0, counts, whole, np.array(indices, np.int64).reshape(-1, 2), int(counts.max(initial=0))
+            )
         )
     return made
 
 
-def _dense(found: Feature, key: bytes, shape: tuple[int | None, ...], name: str, default: Array) -> Array:
+def _dense(found: ParsedFeature, key: bytes, shape: tuple[int | None, ...], name: str, default: Array) -> Array:
     """Values of one shape a row, a default where a row has none. Where the first size is not known, rows are filled up."""
     rows, inner = len(found.counts), tuple(size or 0 for size in shape)
     if shape and shape[0] is None:

@@ -89,7 +89,7 @@ def _whole(made: NDArray[Made], texts: NDArray[Any], wrong: int) -> NDArray[Made
     return made
 
 
-class Places:
+class KeyPlaces:
     """The places of keys, all of them different, in their array.
 
     Args:

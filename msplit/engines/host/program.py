@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
 from msplit.engines.host.hashing import all_bytes
-from msplit.engines.host.strings import Table
+from msplit.engines.host.strings import LookupTable
 from msplit.engines.host.table import HostNode, NotOurs, Run, host_ops
 from msplit.errors import EngineError, InvalidInput, LoadError
 from msplit.formats.decode import NodeAttrs
@@ -131,7 +131,7 @@ class HostProgram:
         elif node.op == IMPORT:
             handle, keys, values = inputs
             try:
-                self._values[handle] = Table(self._values[keys], self._values[values])
+                self._values[handle] = LookupTable(self._values[keys], self._values[values])
             except NotOurs:
                 self.missing.setdefault("LookupTableFindV2", []).append(node.name)
         elif node.op in _GIVEN:
@@ -139,7 +139,7 @@ class HostProgram:
         else:
             known = tuple(found if isinstance(found := self._values[place], np.ndarray) else None for place in inputs)
             table = self._values[inputs[0]] if inputs else None
-            bound = HostNode(node.name, node.op, attrs, known, table if isinstance(table, Table) else None)
+            bound = HostNode(node.name, node.op, attrs, known, table if isinstance(table, LookupTable) else None)
             function = bind(bound, lower)
             if function is None:
                 self.missing.setdefault(node.op, []).append(node.name)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.host.hashing import FARM, PLAIN, SIP, Places, all_bytes, hashes
+from msplit.engines.host.hashing import FARM, PLAIN, SIP, KeyPlaces, all_bytes, hashes
 from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op, objects
 
 Array = NDArray[Any]
@@ -68,23 +68,6 @@ def join(node: HostNode) -> Run:
         check(len(shapes) <= 1, "the strings to join have different shapes")
         columns = (x.reshape(-1).tolist() for x in np.broadcast_arrays(*inputs))
         return objects([separator.join(parts) for parts in zip(*columns, strict=True)], next(iter(shapes), ()))
-
-    return run
-
-
-@host_op("ReduceJoin")
-def reduce_join(node: HostNode) -> Run:
-    """Strings along an axis behind each other."""
-    separator, keep = _bytes(node.attrs["separator"]), bool(node.attrs["keep_dims"])
-
-    def run(texts: Array, axes: Array) -> Array:
-        if axes.size != 1:
-            raise ValueError("strings are joined along one axis only")
-        axis = int(axes.reshape(-1)[0])
-        rows = np.moveaxis(texts, axis, -1)
-        flat = rows.reshape(-1, rows.shape[-1]).tolist() if rows.shape[-1] else [[]] * math.prod(rows.shape[:-1])
-        made = objects([separator.join(row) for row in flat], rows.shape[:-1])
-        return np.expand_dims(made, axis) if keep else made
 
     return run
 
@@ -256,7 +239,7 @@ def to_hash_bucket(node: HostNode) -> Run:
     return run
 
 
-class Table:
+class LookupTable:
     """A lookup table of two arrays of one length: of strings or whole numbers, and of any values.
 
     Raises:
@@ -267,29 +250,27 @@ class Table:
         plain = keys.dtype.kind in "iu" or (keys.dtype.hasobject and all_bytes(keys))
         if keys.ndim != 1 or values.ndim != 1 or not plain:
             raise NotOurs
-        self.values, self._places = values, Places(keys)
-
-    def find(self, keys: Array, otherwise: Array) -> Array:
-        """The value of each key; `otherwise` are all values, with the default behind them."""
-        return otherwise.take(self._places.of(keys.reshape(-1))).reshape(keys.shape)
-
-    def with_default(self, default: Array) -> Array:
-        """All values, with the default behind them."""
-        check(default.size == 1, "the default of a table is one value")
-        return np.append(self.values, objects([default.item()], (1,)) if self.values.dtype.hasobject else default)
+        self.values, self.places = values, KeyPlaces(keys)
 
 
 @host_op("LookupTableFindV2")
 def find(node: HostNode) -> Run:
     """The value of each key, a default for those that are not in the table."""
-    table = node.table
-    if not isinstance(table, Table):
+    table, default = node.table, node.known[-1] if node.known else None
+    if not isinstance(table, LookupTable) or default is None or default.size != 1:
         raise NotOurs
-    default = node.known[2] if len(node.known) == 3 else None
-    if default is None:
-        return lambda _, keys, other: table.find(keys, table.with_default(other))
-    values = table.with_default(default)
-    return lambda _, keys, __: table.find(keys, values)
+    values = np.empty(len(table.values) + 1, table.values.dtype)
+    values[:-1], values[-1] = table.values, default.item()
+    return lambda _, keys, __: values.take(table.places.of(keys.reshape(-1))).reshape(keys.shape)
+
+
+@host_op("LookupTableSizeV2")
+def table_size(node: HostNode) -> Run:
+    """The number of keys; a constant, but for what TensorFlow has it run behind."""
+    table = node.table
+    if not isinstance(table, LookupTable):
+        raise NotOurs
+    return lambda _: np.array(len(table.values), np.int64)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -15,11 +15,10 @@ from msplit.engines.tensorflow.runtime import errors_of, silent_deprecations, te
 from msplit.engines.tensorflow.session import SessionExecutable, callable_of
 from msplit.formats.decode import NodeAttrs
 from msplit.formats.tensors import add_node
-from msplit.opset.traits import ITERATORS, VARIABLES
+from msplit.opset.traits import ENTER, ITERATORS, MERGE, SWITCH, VARIABLES
 
 _LARGEST = 1 << 30
 """Bytes of constants that a graph may have: protobuf holds 2 GiB."""
-_LOOPS = ("Enter", "NextIteration", "Switch", "Merge")
 
 
 class NotFrozen(Exception):
@@ -37,13 +36,9 @@ def freeze(session: SessionExecutable, placed: PlacedGraph) -> HostGraph:
     fed = {_key(tensor) for tensor in placed.feeds.values()}
     order = list(_ordered(nodes, [*placed.fetches.values()], fed))
     depends: set[str] = set()
-    behind: set[str] = set()  # constant, but to be run behind what depends on inputs: the size of a table, for one
     for name in order:
-        data = [source for source in nodes[name].input if not source.startswith("^")]
-        if any(_key(source) in fed or _node(source) in depends for source in data):
+        if any(_key(source) in fed or _node(source) in depends for source in nodes[name].input):
             depends.add(name)
-        elif any(_node(source) in depends | behind for source in nodes[name].input):
-            behind.add(name)
     frozen = type(placed.graph_def)()
     frozen.versions.CopyFrom(placed.graph_def.versions)
     named = {tensor: f"input_{number}:0" for number, tensor in enumerate(sorted(fed))}
@@ -60,8 +55,7 @@ def freeze(session: SessionExecutable, placed: PlacedGraph) -> HostGraph:
     wanted |= dict.fromkeys(
         key for key in map(_key, placed.fetches.values()) if key not in fed and _node(key) not in depends
     )
-    copies = {name: nodes[name] for name in order if name in behind}
-    _add_constants(frozen, session, nodes, [*wanted], named, session.without_order(copies))
+    _add_constants(frozen, session, nodes, [*wanted], named)
     for name in order:
         if name in depends:
             _add(frozen, nodes[name], named, depends)
@@ -86,19 +80,14 @@ def _ordered(nodes: Mapping[str, Any], fetches: list[str], fed: set[str]) -> Ite
                 yield name
             continue
         node = nodes[name]
-        if node.op in _LOOPS or node.op in ITERATORS or node.op.startswith("Iterator"):
+        if node.op in ENTER | MERGE | SWITCH | ITERATORS or node.op.startswith("Iterator"):
             raise NotFrozen(f"{node.op} ({name})")
         done[name] = False
         stack.extend(_node(source) for source in node.input if _key(source) not in fed and _node(source) not in done)
 
 
 def _add_constants(
-    frozen: Any,
-    session: SessionExecutable,
-    nodes: Mapping[str, Any],
-    wanted: list[str],
-    named: dict[str, str],
-    copies: Mapping[str, str],
+    frozen: Any, session: SessionExecutable, nodes: Mapping[str, Any], wanted: list[str], named: dict[str, str]
 ) -> None:
     """Adds a constant for each value that depends on no input, and a table for each handle."""
     sources = {key: _source(key, nodes, session.dtype(key) == "resource") for key in wanted}
@@ -107,7 +96,7 @@ def _add_constants(
     for key in plain:
         if session.dtype(key) in ("resource", "variant") and nodes[_node(sources[key])].op not in VARIABLES:
             raise NotFrozen(f"{nodes[_node(sources[key])].op} ({_node(sources[key])})")
-    values = dict(zip(plain, session.values([copies.get(sources[key], sources[key]) for key in plain]), strict=True))
+    values = dict(zip(plain, session.values([sources[key] for key in plain]), strict=True))
     size = 0
 
     def add(name: str, dtype: str, value: NDArray[Any]) -> None:

@@ -359,23 +359,6 @@ class SessionExecutable(Executable):
             ]
             return [np.asarray(value) for value in self._session.run(read)]
 
-    def without_order(self, nodes: Mapping[str, Any]) -> dict[str, str]:
-        """Adds copies of nodes that wait for nothing but what they read: output -> that of the copy."""
-        if not nodes:
-            return {}
-        graph_def = tensorflow().compat.v1.GraphDef()
-        for node in nodes.values():
-            copy = graph_def.node.add()
-            copy.CopyFrom(node)
-            del copy.input[:]
-            copy.input.extend(name for name in node.input if not name.startswith("^"))
-        read = {name for node in graph_def.node for name in node.input if name.partition(":")[0] not in nodes}
-        outputs = [tensor.name for name in nodes for tensor in self._graph.get_operation_by_name(name).outputs]
-        with self._graph.as_default():
-            given = {name: self._graph.get_tensor_by_name(name if ":" in name else f"{name}:0") for name in read}
-            made = tensorflow().graph_util.import_graph_def(graph_def, input_map=given, return_elements=outputs)
-        return {name: tensor.name for name, tensor in zip(outputs, made, strict=True)}
-
     def table(self, handle: str, keys: str, values: str) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values of a lookup table, whose types these are, in the order of the keys."""
         v1 = tensorflow().compat.v1

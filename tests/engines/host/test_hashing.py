@@ -70,11 +70,11 @@ def test_places_of_keys(compiled, monkeypatch):
             ],
             object,
         )
-        places = hashing.Places(keys)
+        places = hashing.KeyPlaces(keys)
         assert places.of(keys).tolist() == [*range(count)]
         assert places.of(np.repeat(keys[::-1], 2)[::2]).tolist() == [*range(count)][::-1]
         assert places.of(np.array([b"", b"\0", b"none"], object)).tolist() == [count] * 3
-    assert hashing.Places(np.array([7, -1])).of(np.array([-1, 0, 7])).tolist() == [1, 2, 0]
+    assert hashing.KeyPlaces(np.array([7, -1])).of(np.array([-1, 0, 7])).tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("wrong", [None, 7, "text", bytearray(b"x"), np.float32(1)])
@@ -86,4 +86,4 @@ def test_what_is_no_string_is_never_read_as_one(wrong):
         hashing.hashes(texts)
     if hashing.native() is not None:
         with pytest.raises(TypeError, match="a string is a"):
-            hashing.Places(np.array([b"right"], object)).of(texts)
+            hashing.KeyPlaces(np.array([b"right"], object)).of(texts)

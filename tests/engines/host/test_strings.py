@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.host.strings import Table
+from msplit.engines.host.strings import LookupTable
 from msplit.engines.host.table import HostNode, NotOurs, host_ops
 from tests.campaign import examples
 from tests.engines.host.kernels import agree, texts
@@ -67,10 +67,6 @@ def test_joined():
     agree("StringJoin", inputs=[ODD[:0], np.array(b"a", object)], separator="")
     with pytest.raises(ValueError, match="different shapes"):
         host_ops()["StringJoin"](HostNode("n", "StringJoin", {"separator": ""}))(ODD[:2], ODD[:1])
-    rows = ODD.reshape(2, 7)
-    for axis in (0, 1, -1):
-        for keep in (False, True):
-            agree("ReduceJoin", inputs=rows, reduction_indices=np.array(axis, np.int32), keep_dims=keep, separator="|")
 
 
 @settings(max_examples=examples(20, 80), deadline=None)
@@ -134,14 +130,24 @@ def test_buckets():
 
 def test_tables():
     keys, values = texts(b"a", b"", b"\xff"), np.array([5, 6, 7])
-    find = host_ops()["LookupTableFindV2"]
-    run = find(HostNode("n", "LookupTableFindV2", {}, (), Table(keys, values)))
+
+    def find(table, default):
+        return host_ops()["LookupTableFindV2"](HostNode("n", "LookupTableFindV2", {}, (None, None, default), table))
+
+    run = find(LookupTable(keys, values), np.array(-1))
     asked = texts(b"\xff", b"b", b"", b"a", b"a", b"\xfe").reshape(2, 3)
-    assert run(None, asked, np.array(-1)).tolist() == [[7, -1, 6], [5, 5, -1]]
-    assert run(None, asked[:0], np.array(-1)).shape == (0, 3)
-    back = find(HostNode("n", "LookupTableFindV2", {}, (), Table(values, keys)))
-    assert back(None, np.array([7, 8]), np.array(b"?", object)).tolist() == [b"\xff", b"?"]
+    assert run(None, asked, None).tolist() == [[7, -1, 6], [5, 5, -1]]
+    assert run(None, asked[:0], None).shape == (0, 3)
+    assert find(LookupTable(values, keys), np.array(b"?", object))(None, np.array([7, 8]), None).tolist() == [
+        b"\xff",
+        b"?",
+    ]
+    size = host_ops()["LookupTableSizeV2"](HostNode("n", "LookupTableSizeV2", {}, (), LookupTable(keys, values)))
+    assert size(None) == 3
     with pytest.raises(NotOurs):
-        Table(np.zeros(2), values[:2])
+        LookupTable(np.zeros(2), values[:2])
     with pytest.raises(NotOurs):
-        find(HostNode("n", "LookupTableFindV2", {}))
+        LookupTable(np.array([None], object), values[:1])
+    for table, default in ((None, np.array(0)), (LookupTable(keys, values), None)):
+        with pytest.raises(NotOurs):
+            find(table, default)
