@@ -165,3 +165,20 @@ def test_data_that_the_model_reads_itself_is_in_no_build(tmp_path: Path) -> None
     with pytest.raises(msplit.EngineError, match="a build can not hold what the host runs"):
         msplit.build(tmp_path / "model.pb", tmp_path / "build", **QUICK)
     assert not (tmp_path / "build").exists()
+
+
+def test_assertions_are_in_the_build(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.string, [None], name="x")
+        with tf.control_dependencies([v1.assert_none_equal(x, "forbidden", message="not that")]):
+            ids = tf.strings.to_hash_bucket_fast(x, 4)
+        tf.tanh(tf.gather(tf.constant(np.arange(12, dtype=np.float32).reshape(4, 3)), ids), name="y")
+    (tmp_path / "model.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    msplit.build(tmp_path / "model.pb", tmp_path / "build", batches=[2], **QUICK)
+    with msplit.open(tmp_path / "build") as model:
+        assert model.step({"x": strings(b"a", b"b")})["y"].shape == (2, 3)
+        with pytest.raises(msplit.EngineError, match="not that"):
+            model.step({"x": strings(b"a", b"forbidden")})

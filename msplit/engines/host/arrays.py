@@ -31,6 +31,23 @@ def identity(node: HostNode) -> Run:
     return lambda x: x
 
 
+@host_op("NoOp")
+def nothing(node: HostNode) -> Run:
+    """Nothing: an order of other nodes."""
+    return lambda: ()
+
+
+@host_op("Assert")
+def assertion(node: HostNode) -> Run:
+    """Refuses values for which a condition does not hold, and says what is with it."""
+
+    def run(condition: Array, *data: Array) -> tuple[()]:
+        check(condition.all(), f"assertion failed: {' '.join(str(x.reshape(-1)[:3].tolist()) for x in data)}")
+        return ()
+
+    return run
+
+
 @host_op("Shape")
 def shape(node: HostNode) -> Run:
     """The sizes of all axes."""
@@ -207,9 +224,9 @@ _BINARY = {
 def binary(node: HostNode) -> Run:
     """Arithmetic and comparison of numbers."""
     _plain(node, "T")
-    if node.op in ("Maximum", "Minimum") and node.dtype("T").startswith("float"):
-        raise NotOurs  # of NaN
     function: Callable[..., Any] = _BINARY[node.op]
+    if function in (np.maximum, np.minimum) and node.dtype("T").startswith("float"):
+        raise NotOurs  # of NaN
     return lambda a, b: np.asarray(function(a, b))
 
 
@@ -231,7 +248,7 @@ def reduce(node: HostNode) -> Run:
     """Sum, product or logic along axes."""
     function: Callable[..., Any] = _REDUCTIONS[node.op].reduce
     keep = bool(node.attrs["keep_dims"])
-    if node.op in ("Sum", "Prod"):
+    if "T" in node.attrs:
         _plain(node, "T")
 
     def run(x: Array, axes: Array) -> Array:

@@ -1,6 +1,6 @@
 """Hashes of strings as TensorFlow has them: FarmHash's Fingerprint64, SipHash, and TensorFlow's own; compiled where the wheel has it.
 
-`host_ops.c` does the same for all strings of a tensor at once.
+The C beside it (host_ops.c) does the same for all strings of a tensor at once, and reads examples.
 """
 
 from __future__ import annotations

@@ -23,9 +23,10 @@ from msplit.formats.tensors import numpy_dtype
 from msplit.formats.wire import parse_binary
 from msplit.opset import schema
 
-TABLE, IMPORT = "HashTableV2", "LookupTableImportV2"
-"""A lookup table, and the node that fills it with two constants."""
-_GIVEN = ("Const", "Placeholder", "NoOp", TABLE, IMPORT)
+TABLE = "HashTableV2"
+"""A lookup table."""
+IMPORT = "LookupTableImportV2"
+"""What fills one with two constants."""
 
 Lower = Callable[[HostNode], "Run | None"]
 """Gives the function of a node of numbers that the table of host ops does not have; None for one that nobody has."""
@@ -134,7 +135,7 @@ class HostProgram:
                 self._values[handle] = LookupTable(self._values[keys], self._values[values])
             except NotOurs:
                 self.missing.setdefault("LookupTableFindV2", []).append(node.name)
-        elif node.op in _GIVEN:
+        elif node.op == TABLE or node.op == "Placeholder":
             self._new(f"{node.name}:0")
         else:
             known = tuple(found if isinstance(found := self._values[place], np.ndarray) else None for place in inputs)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from msplit.engines.base import Arrays
 from msplit.engines.host.program import IMPORT, TABLE, HostGraph, as_input
 from msplit.engines.tensorflow.placed import PlacedGraph
 from msplit.engines.tensorflow.runtime import errors_of, silent_deprecations, tensorflow
-from msplit.engines.tensorflow.session import SessionExecutable, callable_of
+from msplit.engines.tensorflow.variables import callable_of
 from msplit.formats.decode import NodeAttrs
 from msplit.formats.tensors import add_node
 from msplit.opset.traits import ENTER, ITERATORS, MERGE, SWITCH, VARIABLES
@@ -21,11 +21,24 @@ _LARGEST = 1 << 30
 """Bytes of constants that a graph may have: protobuf holds 2 GiB."""
 
 
+class OpenGraph(Protocol):
+    """A graph in a session that tells what is in it: a `SessionExecutable`."""
+
+    def dtype(self, tensor: str) -> str:
+        """The type of a tensor."""
+
+    def values(self, tensors: Sequence[str]) -> list[NDArray[Any]]:
+        """Values of tensors that depend on no input; of a variable in place of its handle."""
+
+    def table(self, handle: str, keys: str, values: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values of a lookup table."""
+
+
 class NotFrozen(Exception):
     """A part of a model can not be taken out of its session; says why."""
 
 
-def freeze(session: SessionExecutable, placed: PlacedGraph) -> HostGraph:
+def freeze(session: OpenGraph, placed: PlacedGraph) -> HostGraph:
     """The graph of a session's outputs with all that it takes: what does not depend on its inputs is computed now, once.
 
     Raises:
@@ -35,26 +48,16 @@ def freeze(session: SessionExecutable, placed: PlacedGraph) -> HostGraph:
     nodes = {node.name: node for node in placed.graph_def.node}
     fed = {_key(tensor) for tensor in placed.feeds.values()}
     order = list(_ordered(nodes, [*placed.fetches.values()], fed))
-    depends: set[str] = set()
-    for name in order:
-        if any(_key(source) in fed or _node(source) in depends for source in nodes[name].input):
-            depends.add(name)
+    depends = _dependent(nodes, order, fed)
     frozen = type(placed.graph_def)()
     frozen.versions.CopyFrom(placed.graph_def.versions)
     named = {tensor: f"input_{number}:0" for number, tensor in enumerate(sorted(fed))}
     for tensor, name in named.items():
         dtype = session.dtype(tensor)
         add_node(frozen, _node(name), "Placeholder", dtype=dtype)
-    wanted = dict.fromkeys(
-        _key(source)
-        for name in order
-        if name in depends
-        for source in nodes[name].input
-        if not source.startswith("^") and _key(source) not in fed and _node(source) not in depends
-    )
-    wanted |= dict.fromkeys(
-        key for key in map(_key, placed.fetches.values()) if key not in fed and _node(key) not in depends
-    )
+    read = [source for name in order if name in depends for source in nodes[name].input if not source.startswith("^")]
+    wanted = dict.fromkeys(map(_key, [*read, *placed.fetches.values()]))
+    wanted = {key: None for key in wanted if key not in fed and _node(key) not in depends}
     _add_constants(frozen, session, nodes, [*wanted], named)
     for name in order:
         if name in depends:
@@ -65,6 +68,15 @@ def freeze(session: SessionExecutable, placed: PlacedGraph) -> HostGraph:
     feeds = {name: named[_key(tensor)] for name, tensor in placed.feeds.items()}
     fetches = {name: named.get(_key(tensor), _key(tensor)) for name, tensor in placed.fetches.items()}
     return HostGraph(frozen, feeds, fetches)
+
+
+def _dependent(nodes: Mapping[str, Any], order: list[str], fed: set[str]) -> set[str]:
+    """Nodes that depend on what is fed, or run behind such."""
+    found: set[str] = set()
+    for name in order:
+        if any(_key(source) in fed or _node(source) in found for source in nodes[name].input):
+            found.add(name)
+    return found
 
 
 def _ordered(nodes: Mapping[str, Any], fetches: list[str], fed: set[str]) -> Iterator[str]:
@@ -87,7 +99,7 @@ def _ordered(nodes: Mapping[str, Any], fetches: list[str], fed: set[str]) -> Ite
 
 
 def _add_constants(
-    frozen: Any, session: SessionExecutable, nodes: Mapping[str, Any], wanted: list[str], named: dict[str, str]
+    frozen: Any, session: OpenGraph, nodes: Mapping[str, Any], wanted: list[str], named: dict[str, str]
 ) -> None:
     """Adds a constant for each value that depends on no input, and a table for each handle."""
     sources = {key: _source(key, nodes, session.dtype(key) == "resource") for key in wanted}

@@ -29,7 +29,7 @@ from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.cluster import here, short
 from msplit.engines.tensorflow.placed import PlacedGraph
 from msplit.engines.tensorflow.runtime import errors_of, set_precision, silent_deprecations, tensorflow
-from msplit.engines.tensorflow.variables import WAITS, Filling, awaited, filling, reached, waits_inside
+from msplit.engines.tensorflow.variables import WAITS, Filling, awaited, callable_of, filling, reached, waits_inside
 from msplit.errors import EngineError, TimedOut
 from msplit.formats.bundle import verify
 from msplit.formats.model import Format, Model
@@ -404,38 +404,6 @@ class SessionExecutable(Executable):
                 fix="convert it to that type",
             )
         return value.astype(wanted.as_numpy_dtype, copy=False)
-
-
-def callable_of(
-    session: Any,
-    feeds: list[Any],
-    fetches: list[Any],
-    targets: list[Any],
-    *,
-    timeout: float | None = None,
-    trace: bool = False,
-) -> Any:
-    """The least costly way to run the same step again and again: a user who cares about time runs it so."""
-    v1 = tensorflow().compat.v1
-    make = getattr(session, "_make_callable_from_options", None)
-    if make is None:
-        if trace or timeout is not None:
-            what = "tells nothing of single nodes" if trace else "gives no step up that takes long"
-            raise EngineError(f"TensorFlow {tensorflow().__version__} {what}")
-        run = session.make_callable([*fetches, *targets], feed_list=feeds)
-        return lambda *values: run(*values)[: len(fetches)]
-    from tensorflow.core.protobuf.config_pb2 import CallableOptions
-
-    options = CallableOptions()
-    options.feed.extend(tensor.name for tensor in feeds)
-    options.fetch.extend(tensor.name for tensor in fetches)
-    options.target.extend(operation.name for operation in targets)
-    if timeout is not None:
-        options.run_options.timeout_in_ms = max(1, round(timeout * 1000))
-    if trace:
-        options.run_options.trace_level = v1.RunOptions.FULL_TRACE
-        options.run_options.output_partition_graphs = True
-    return make(options)
 
 
 def _here(placed: PlacedGraph) -> PlacedGraph:
