@@ -168,3 +168,33 @@ def test_raw_bytes():
     assert agree("DecodeRaw", bytes=texts(b"123", b"12"), out_type=np.uint8) == REFUSED
     assert agree("DecodeRaw", bytes=texts(b"123"), out_type=np.int16) == REFUSED
     agree("DecodeRaw", bytes=texts(), out_type=np.int16)
+
+
+@settings(max_examples=examples(150, 3000), deadline=None)
+@given(st.data())
+def test_damaged_bytes_are_read_as_protobuf_reads_them_or_refused(data):
+    """The compiled parser never reads beyond them."""
+    if hashing.native() is None:
+        return
+    row = bytearray(example(data.draw(ROWS.filter(bool))[0]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        if row:
+            row[data.draw(st.integers(0, len(row) - 1))] = data.draw(st.integers(0, 255))
+    rows = [bytes(row[: data.draw(st.integers(0, len(row)))]), bytes(row)]
+    keys, types = [key.encode() for key in KEYS], [TYPES[key] for key in KEYS]
+    try:
+        expected = parsing._by_protobuf(rows, keys, types)
+    except ValueError:
+        expected = None
+    try:
+        found = parsing._compiled(rows, keys, types)
+    except ValueError:
+        return
+    if expected is not None:
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one.counts, other.counts)
+            assert (
+                one.values.tobytes() == other.values.tobytes()
+                if one.values.dtype != object
+                else one.values.tolist() == other.values.tolist()
+            )
