@@ -1,5 +1,7 @@
-"""Compiles the threads that copy inputs and outputs within the host's memory into the wheel. They are optional: without a C compiler the
-wheel is one of Python alone, and Python's own threads copy, of large arrays alone and later.
+"""Compiles C into the wheel: the threads that copy inputs and outputs within the host's memory, and hashes and parsers of the host part.
+
+Both are optional: without a C compiler the wheel is one of Python alone. Python's own threads then copy, of large arrays alone and later,
+and strings take longer.
 """
 
 from __future__ import annotations
@@ -13,41 +15,49 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("msplit/engines/cuda/runtime/copy_threads.c")
+SOURCES = {
+    Path("msplit/engines/cuda/runtime/copy_threads.c"): "large inputs are copied more slowly",
+    Path("msplit/engines/host/host_ops.c"): "strings are hashed and examples parsed more slowly",
+}
+"""C files, and what is the case without each."""
 LIBRARY = ".native"  # what ends in .so, Python takes for a module of its own
 
 
-def compiled(root: Path) -> Path | None:
-    """The library that is made beside its source; None where there is no compiler, or no Linux."""
-    library = (root / SOURCE).with_suffix(LIBRARY)
+def compiled(root: Path) -> list[Path]:
+    """Libraries that are made beside their sources; none where there is no compiler, or no Linux."""
+    return [made for source in SOURCES if (made := _compiled(root, source)) is not None]
+
+
+def _compiled(root: Path, source: Path) -> Path | None:
+    library = (root / source).with_suffix(LIBRARY)
     if not sys.platform.startswith("linux"):
         return None
     made = library.with_suffix(f".{os.getpid()}.native")  # another process may have the old one open
-    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-pthread", str(root / SOURCE), "-o", str(made)]
+    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-pthread", str(root / source), "-o", str(made)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as problem:
         said = getattr(problem, "stderr", "") or problem
-        sys.stderr.write(f"msplit: {SOURCE} is not compiled, and large inputs are copied more slowly: {said}\n")
+        sys.stderr.write(f"msplit: {source} is not compiled, and {SOURCES[source]}: {said}\n")
         return None
     made.replace(library)
     return library
 
 
-class CopyThreads(BuildHookInterface[Any]):
-    """Puts the library into the wheel, which is one of this platform then."""
+class CompiledC(BuildHookInterface[Any]):
+    """Puts the libraries into the wheel, which is one of this platform then."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compiles it and names it, for a wheel and for a checkout that is installed to be edited."""
-        library = compiled(Path(self.root))
-        if library is None:
+        """Compiles and names them, for a wheel and for a checkout that is installed to be edited."""
+        libraries = compiled(Path(self.root))
+        if not libraries:
             return
-        build_data["artifacts"].append(str(SOURCE.with_suffix(LIBRARY)))
+        build_data["artifacts"] += [str(library.relative_to(self.root)) for library in libraries]
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
 
 if __name__ == "__main__":
-    sys.exit(compiled(Path(__file__).parent) is None)
+    sys.exit(len(compiled(Path(__file__).parent)) < len(SOURCES))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msplit.engines.cuda.frontend.partition import BY_THE_ENGINE
 from msplit.engines.cuda.ir.lowering import Lowering, table
+from msplit.engines.host.table import host_ops
 from msplit.opset.traits import DRAWN_ON_DEVICE
 
 ROOT = Path(__file__).parent.parent
@@ -43,12 +44,14 @@ HEAD = """# Ops of the cuda engine
   seeds, so that outputs can be compared; one without a seed gets one that follows from its name, in every engine, and `bench` says so.
   In loops and in branches that the run chooses they are refused. Other random ops with a state have no lowering.
 
-Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering: TensorFlow runs them on the CPU, before the device starts where
+Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering: they run on the CPU, before the device starts where
 they depend on inputs only, else with all that depends on them when the device is done. Work for the device may not depend
-on those. A loop, cond or data set whose functions hold such ops is one of them, as a whole. In front the host goes on with
+on those. NumPy runs them where it has all of them, else TensorFlow does. It has
+{host}, what hands strings on (`Reshape`, `GatherV2`, `Equal`, …), and on numbers each op with a lowering.
+A loop, cond or data set whose functions hold such ops is one of them, as a whole. In front the host goes on with
 small work on what has another shape in every step (the words of a text, its sparse ids, their rows of a table) until
 shapes are fixed again, so that the device's part can be captured. `msplit analyze MODEL --engine cuda` says what of a model
-is covered, and whether its steps can be captured, can run launch by launch only, or can be served and not built.
+is covered, and whether its steps can be captured, can run launch by launch only, or only be served.
 How to add an op stands in `msplit/engines/cuda/ir/lowering.py`.
 
 | op | file | static inputs | dynamic | what it computes |
@@ -61,6 +64,7 @@ def page(lowerings: Mapping[str, Lowering]) -> str:
     lowerings = {op: lowering for op, lowering in lowerings.items() if not lowering.own}
     head = HEAD.format(
         random=", ".join(f"`{op}`" for op in sorted(DRAWN_ON_DEVICE)),
+        host=", ".join(f"`{op}`" for op in sorted(host_ops()) if op not in lowerings),
         count=len(lowerings),
         own=len(BY_THE_ENGINE),
         engine=", ".join(f"`{op}`" for op in sorted(BY_THE_ENGINE)),

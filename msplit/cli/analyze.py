@@ -96,7 +96,7 @@ def command(
             runs = {**given, "--costs": options.pairs(profile=profile), "--cuda": launched}  # what runs it is its GPU
             following.append(options.command_line("bench", model, runs))
             shares = not any(map(written, flat.graph.ops)) and (coverage is None or not coverage.reasons)
-            if shares and coverage is not None and (coverage.of_host or launched):  # no build holds that
+            if shares and coverage is not None and (coverage.kept_out or launched):  # no build holds that
                 if not (choice.inputs or choice.outputs):
                     kept = {"--part": given["--part"], "--shape": work.shapes, "--cuda": launched}
                     following.append(options.command_line("serve", model, kept))

@@ -19,7 +19,7 @@ import click
 from msplit.cli import options
 from msplit.cli.main import COMMANDS
 from msplit.engines.cuda.coverage import toolchain
-from msplit.engines.environment import COPY_THREADS, mps, nvidia_smi, version, visible
+from msplit.engines.environment import COPY_THREADS, HOST_OPS, mps, nvidia_smi, version, visible
 from msplit.errors import INSTALL_PYTORCH, INSTALL_SERVING, INSTALL_TENSORFLOW
 
 
@@ -103,7 +103,7 @@ def examine() -> list[Finding]:
         _tensorflow(),
         *_compilers(),
         *_kernels(),
-        *_copies(),
+        *_native(),
         _server(),
     ]
 
@@ -226,12 +226,18 @@ def _kernels() -> list[Finding]:
     return [Finding("compiled kernels", OK, f"kept in {tools.folder}; it can be deleted at any time")]
 
 
-def _copies() -> list[Finding]:
-    """The threads that copy large inputs, where they are not there: the package was made where no C compiler was."""
-    if COPY_THREADS.is_file() or importlib.util.find_spec("torch") is None:
+def _native() -> list[Finding]:
+    """Threads that copy large inputs, and hashes of strings, where they are not there: the package was made where no C compiler was."""
+    if importlib.util.find_spec("torch") is None:
         return []
-    text = "not compiled: inputs of 1 MB and more are copied by one thread, in three times the time"
-    return [Finding("native copies", LIMITED, text, "install gcc or clang, and msplit once more from its source")]
+    fix, found = "install gcc or clang, and msplit once more from its source", []
+    if not COPY_THREADS.is_file():
+        text = "not compiled: inputs of 1 MB and more are copied by one thread, in three times the time"
+        found.append(Finding("native copies", LIMITED, text, fix))
+    if not HOST_OPS.is_file():
+        text = "not compiled: strings are hashed and tf.Examples parsed by Python"
+        found.append(Finding("native strings", LIMITED, text, fix))
+    return found
 
 
 def lacking_to_serve() -> list[str]:

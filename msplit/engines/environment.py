@@ -23,6 +23,8 @@ from msplit._version import __version__
 
 COPY_THREADS = Path(__file__).parent / "cuda" / "runtime" / "copy_threads.native"
 """The library that `hatch_build.py` compiles, where there is a C compiler."""
+HOST_OPS = Path(__file__).parent / "host" / "host_ops.native"
+"""Likewise."""
 
 THREADS_BYTES = 1 << 20
 """Arrays from this size on are copied by native threads: 512 KB take one thread 27 µs and eight 43, 2 MB 205 and 63, 8 MB 1,080 and 165."""

@@ -4,6 +4,8 @@
     weights.bin     all constants, each block of memory once
     1.json          what runs at one batch: ops, kernels, streams; a file per batch
     1.npz           inputs and outputs of one step of it, to verify it with
+    1.host.json     what the host runs around it, where it does; it names graphs
+    host-*.pb       a graph of the host's, with its constants and what its tables hold
     kernels/        machine code
 
 It is a program: what opens it runs the machine code. So nothing of it is read where somebody else could write to it, and everything is

@@ -267,8 +267,10 @@ def _coverage(coverage: Coverage) -> Table:
     told = "dynamic: launch by launch" + (", unless proved dense" if coverage.uncaptured is None else "")
     rows = [(op, count(number), told if op in left else "yes") for op, number in sorted(coverage.covered.items())]
     rows += [(op, count(len(names)), f"no (such as {names[0]})") for op, names in sorted(coverage.missing.items())]
-    rows += [(op, count(len(names)), "on the host, before") for op, names in sorted(coverage.host.items())]
-    rows += [(op, count(len(names)), "on the host, behind") for op, names in sorted(coverage.behind.items())]
+    for where, by_op in (("before", coverage.host), ("behind", coverage.behind)):
+        for op, names in sorted(by_op.items()):
+            theirs = ", in TensorFlow" if op in coverage.in_tensorflow else ""
+            rows.append((op, count(len(names)), f"on the host, {where}{theirs}"))
     rows += [
         (op, count(len(names)), f"no: host, in the middle (such as {names[0]})")
         for op, names in sorted(coverage.stuck.items())

@@ -26,7 +26,6 @@ from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core import arguments
 from msplit.core.arguments import Precision, listed, whole
 from msplit.engines.base import Arrays, Executable, timed
-from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, LoadError, MsplitError
@@ -128,11 +127,6 @@ def build(
     flat, path, request = opened(flat), Path(path), request_of(build, BuildOptions, options)
     files.check_place(path, force=force)
     _check_batches(flat, request, batches)
-    if host := cover(flat, build=False).of_host:
-        raise EngineError(
-            f"a part of the model runs on the host ({', '.join(host[:5])}), and a build holds only what runs on the GPU",
-            fix="prepare it with `msplit.prepare`, or cut that part off with --part inputs= and outputs=",
-        )
     made = make(flat, request, batches=batches, progress=progress)
     packed = dict[str, bytes]()
     for bucket in made.manifest.rungs:
@@ -140,7 +134,13 @@ def build(
         packed |= {f"{KERNELS}/{name}": data for name, data in one.kernels.items()}
         packed[bucket.program] = one.program
         packed[bucket.reference] = packed_reference(made.references[bucket.program])
+        packed |= {name or _host_file(bucket): data for name, data in one.host_files().items()}
     return Build(path, files.write(path, made.manifest, packed, made.weights.pieces(), force=force))
+
+
+def _host_file(bucket: Bucket) -> str:
+    """The file that says what the host runs around a bucket; there is none where it runs nothing."""
+    return f"{Path(bucket.program).stem}.host.json"
 
 
 def make(
@@ -180,6 +180,11 @@ def make(
     prepared()
     rows, mixes = rows_of(flat, request)
     label, why, _ = chosen[-1]
+    hosts = [one.host for one in packed.values() if one.host is not None]
+    needs = {op: names[:1] for host in hosts for op, names in host.in_tensorflow.items()}
+    if needs:
+        listed_ops = ", ".join(" ".join([op, *(f"({name})" for name in names)]) for op, names in sorted(needs.items()))
+        said = (*said, f"TensorFlow runs the host's part, and must be installed where a build is opened: {listed_ops}")
     manifest = Manifest(
         made_for=builds.made_for,
         model=str(flat.model.path),
@@ -395,8 +400,21 @@ def _bring(folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: 
             with phase("loading kernels"):
                 found = whole_reference(load_reference(folder / bucket.reference), bucket, manifest.computed)
                 references[bucket.program] = found
-                restored[bucket.program] = opened.restore((folder / bucket.program).read_bytes(), found.feeds)
+                feeds, host, place = found.feeds, None, _host_file(bucket)
+                if place in manifest.files:
+                    host = builds.host_part(
+                        (folder / place).read_bytes(), lambda name: _file(folder, manifest, name), str(folder)
+                    )
+                    feeds, _ = host.run(feeds)
+                restored[bucket.program] = opened.restore((folder / bucket.program).read_bytes(), feeds, host)
     return LoadedBuild(manifest, references, tuple(notes), opened, restored)
+
+
+def _file(folder: Path, manifest: Manifest, name: str) -> bytes:
+    """The bytes of a file that the manifest names, and that was held against its hash."""
+    if name not in manifest.files:
+        raise ValueError(f"{name} is no file of the build")
+    return (folder / name).read_bytes()
 
 
 @contextmanager

@@ -213,12 +213,6 @@ def test_a_model_with_shapes_of_its_own_has_no_batches(tmp_path: Path) -> None:
     assert not (tmp_path / "build").exists()
 
 
-def test_what_the_host_runs_is_no_part_of_a_build(tmp_path: Path) -> None:
-    with pytest.raises(msplit.MsplitError, match="runs on the host"):
-        built("keras_lookup", tmp_path / "build")
-    assert list(tmp_path.iterdir()) == []
-
-
 # Writing
 
 

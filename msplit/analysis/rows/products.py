@@ -35,6 +35,7 @@ from msplit.analysis.rows.node import (
     rule,
     rules,
     sizes_state,
+    times,
 )
 from msplit.opset.traits import ops_with
 from msplit.shapes.registry import Sizes as Shape
@@ -413,6 +414,22 @@ def to_dense(view: View) -> RowState:
     if view.states[2] is not FIXED or view.ranked(2):
         agreed([_bare(state), view.rows(2)])
     return PerRow(0)
+
+
+@rule("SparseCross")
+def sparse_cross(view: View) -> list[RowState]:
+    """The combinations of the values of each row, as many for each, where all columns are dense."""
+    if view.count("N"):
+        raise Mixes("makes as many columns as the longest row has")
+    total: int | None = 1
+    for slot in range(len(view.states)):
+        if view.rows(slot) != PerRow(0) or len(view.ranked(slot)) != 2:
+            raise Mixes("takes rows for what lies inside of them")
+        total = times(total, view.ranked(slot)[1])
+    if total is None:
+        raise Mixes("makes a number of columns that is not known beforehand")
+    listed = PerRow(0, 1, total)
+    return [replace(listed, tells=COORDINATES, column=1), listed, sizes_state(np.array([0, total]), np.array([1, 0]))]
 
 
 @rule("ParseExample", "ParseExampleV2")

@@ -41,7 +41,8 @@ from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.tracing import list_choices, trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized
-from msplit.engines.cuda.runtime.host import HostOptions, HostPart
+from msplit.engines.cuda.runtime.host import HostPart
+from msplit.engines.cuda.runtime.host_stage import HostOptions
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.files import JsonValue
@@ -324,7 +325,7 @@ def optimize(
     part = None
     if partition.frontier or partition.fetched or partition.host_outputs:
         with phase("running the host part"):
-            part = HostPart(whole, partition, host or HostOptions(), raised.origin)
+            part = HostPart.of(whole, partition, host or HostOptions(), raised.origin)
             feeds, _ = part.run(feeds)
         fed = {**fed, **part.feeds}
         others = {*partition.fetched, *partition.host_outputs}

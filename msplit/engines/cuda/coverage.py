@@ -26,8 +26,10 @@ from msplit.engines.cuda.ir.functions import FUNCTIONAL, reachable
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED
+from msplit.engines.host.table import HostNode, host_ops
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.opset import schema
 from msplit.opset.traits import BEGINS, ITERATORS, VARIABLES, written
 from msplit.shapes import Shapes, infer
 
@@ -67,6 +69,8 @@ class Coverage:
         uncaptured: Op -> names of what a build leaves in the way of a capture: shapes that depend on values. None where none was tried.
         sized: Values that the host makes, and whose sizes depend on values: steps take one size of each.
         writes: Nodes that change variables: neither a build nor requests may have any.
+        in_tensorflow: Op -> names of its nodes, for those of the host that only TensorFlow can run: with any of them, a build needs it.
+        kept_out: Op -> names of its nodes, for those of the host that no build can hold: they read data of their own.
     """
 
     covered: dict[str, int]
@@ -81,10 +85,12 @@ class Coverage:
     uncaptured: dict[str, list[str]] | None = None
     sized: Sequence[str] = ()
     writes: Sequence[str] = ()
+    in_tensorflow: dict[str, list[str]] = field(default_factory=dict)
+    kept_out: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def of_host(self) -> list[str]:
-        """Ops that the host runs, before or behind, without those whose values both sides have: with any of them there is no build."""
+        """Ops that the host runs, before or behind, without those whose values both sides have."""
         ops = sorted({*self.host, *self.behind})
         return [op for op in ops if op not in _SHARED] or ops
 
@@ -104,9 +110,17 @@ class Coverage:
             found.append(
                 f"It can be trained, not built or served: a step changes variables ({_some_of([*self.writes])})."
             )
+        elif self.kept_out:
+            found.append(
+                f"It can be served, not built: the host runs {_some(self.kept_out)}, which reads data of its own."
+            )
+        elif self.in_tensorflow:
+            found.append(
+                f"It can be built, and needs TensorFlow where it is opened: only that runs {_some(self.in_tensorflow)}."
+            )
         elif ops := self.of_host:
             more = f" and {len(ops) - OPS_TOLD} more ops" if len(ops) > OPS_TOLD else ""
-            found.append(f"It can be served, not built: the host runs {', '.join(ops[:OPS_TOLD])}{more}.")
+            found.append(f"The host runs {', '.join(ops[:OPS_TOLD])}{more}: without TensorFlow, in a build, too.")
         if self.sized:
             found.append(
                 f"The size of {_some_of([*self.sized])}, which the host makes, depends on values, as far as is known: a step takes the "
@@ -187,7 +201,27 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
         uncaptured,
         sized,
         _writers(whole),
+        *_of_host(flat, partition),
     )
+
+
+def _of_host(flat: FlatGraph, partition: Partition) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Nodes of the host that only TensorFlow can run, and those that no build can hold, by their ops. What depends on no input is
+    computed when the build is made."""
+    graph, nodes = flat.graph, {*partition.host, *partition.post_nodes}
+    depends = {(tensor.node, tensor.port) for tensor in flat.inputs} | set(partition.handed)
+    theirs = []
+    for node in sorted(nodes):
+        if depends.isdisjoint(graph.inputs(node)):
+            continue
+        op, attrs = graph.ops[node], graph.attrs[node]
+        depends.update((node, port) for port in range(schema.output_count(op, attrs) or 0))
+        info = schema.lookup(op)
+        bound = HostNode(graph.names[node], op, attrs if info is None else info.filled(attrs))
+        if op not in ("ResourceGather", *host_ops()) and (op not in listed() or bound.handles_strings):
+            theirs.append(node)
+    own = [node for node in partition.effects.stateful if node in nodes]
+    return by_op(flat, tuple(theirs)), by_op(flat, tuple(own))
 
 
 def _writers(flat: FlatGraph) -> list[str]:

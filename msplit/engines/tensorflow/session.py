@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +29,7 @@ from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.cluster import here, short
 from msplit.engines.tensorflow.placed import PlacedGraph
 from msplit.engines.tensorflow.runtime import errors_of, set_precision, silent_deprecations, tensorflow
-from msplit.engines.tensorflow.variables import WAITS, Filling, awaited, filling, reached, waits_inside
+from msplit.engines.tensorflow.variables import WAITS, Filling, awaited, callable_of, filling, reached, waits_inside
 from msplit.errors import EngineError, TimedOut
 from msplit.formats.bundle import verify
 from msplit.formats.model import Format, Model
@@ -199,7 +199,7 @@ class SessionExecutable(Executable):
         _, fetches, targets = self._parts
         inside = waits_inside(model)
         if WAITS.isdisjoint(model.graph.ops) and not inside:  # to look at 98,000 operations takes seconds
-            self._step = _callable(self._session, *self._parts, timeout=self._timeout)
+            self._step = callable_of(self._session, *self._parts, timeout=self._timeout)
             return
         reads = reached([*(tensor.op for tensor in fetches), *targets], self._fed)
         self._waits = [
@@ -207,7 +207,7 @@ class SessionExecutable(Executable):
         ]
         if self._timeout is None and (self._waits or inside):
             self._timeout = LONGEST_WAIT
-        self._step = _callable(self._session, *self._parts, timeout=self._timeout)
+        self._step = callable_of(self._session, *self._parts, timeout=self._timeout)
         self._filling = filling(model, self._session, reads)
 
     @property
@@ -218,7 +218,7 @@ class SessionExecutable(Executable):
     def _launch(self) -> Any:
         """The step without its outputs. TensorFlow optimizes the whole graph for it once more, and few ask for it."""
         feeds, fetches, targets = self._parts
-        return _callable(self._session, feeds, [], targets + [tensor.op for tensor in fetches], timeout=self._timeout)
+        return callable_of(self._session, feeds, [], targets + [tensor.op for tensor in fetches], timeout=self._timeout)
 
     def reopen(self) -> bool:
         """Opens another session on the same graph. See `Executable`."""
@@ -230,7 +230,7 @@ class SessionExecutable(Executable):
         set_precision(self._ieee)
         with errors_of(self._model), self._graph.as_default():
             _initialize(self._session, model)
-            self._step = _callable(self._session, *self._parts, timeout=self._timeout)
+            self._step = callable_of(self._session, *self._parts, timeout=self._timeout)
         self.__dict__.pop("_launch", None)
         return True
 
@@ -315,7 +315,7 @@ class SessionExecutable(Executable):
             raise EngineError("timeline was called before the first step", fix="call step once")
         v1 = tensorflow().compat.v1
         set_precision(self._ieee)
-        run = _callable(self._session, *self._parts, timeout=self._timeout, trace=True)
+        run = callable_of(self._session, *self._parts, timeout=self._timeout, trace=True)
         with errors_of(self._model):
             for _ in range(_TRACED_RUNS):
                 metadata = v1.RunMetadata()
@@ -330,7 +330,7 @@ class SessionExecutable(Executable):
             asked: Node -> the device that it was to have, where that is not the one in the graph: what touches a variable is with it.
         """
         metadata = tensorflow().compat.v1.RunMetadata()
-        run = _callable(self._session, *self._parts, timeout=self._timeout, trace=True)
+        run = callable_of(self._session, *self._parts, timeout=self._timeout, trace=True)
         set_precision(self._ieee)
         with errors_of(self._model), self._told():
             run(*self._arrays(feeds), run_metadata=metadata)
@@ -341,6 +341,33 @@ class SessionExecutable(Executable):
             for name, device in sorted(found.items())
             if name in given
         )
+
+    def dtype(self, tensor: str) -> str:
+        """The type of a tensor of the graph."""
+        return str(self._graph.get_tensor_by_name(tensor).dtype.name)
+
+    def values(self, tensors: Sequence[str]) -> list[NDArray[Any]]:
+        """Values of tensors that depend on no input; of a variable in place of its handle."""
+        v1 = tensorflow().compat.v1
+        with errors_of(self._model), self._graph.as_default():
+            found = [self._graph.get_tensor_by_name(name) for name in tensors]
+            read = [
+                v1.raw_ops.ReadVariableOp(resource=one, dtype=one.op.get_attr("dtype"))
+                if one.dtype == "resource"
+                else one
+                for one in found
+            ]
+            return [np.asarray(value) for value in self._session.run(read)]
+
+    def table(self, handle: str, keys: str, values: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values of a lookup table, whose types these are, in the order of the keys."""
+        v1 = tensorflow().compat.v1
+        with errors_of(self._model), self._graph.as_default():
+            of_table = self._graph.get_tensor_by_name(handle)
+            exported = v1.raw_ops.LookupTableExportV2(table_handle=of_table, Tkeys=keys, Tvalues=values)
+            found, values_of = map(np.asarray, self._session.run(list(exported)))
+        order = np.argsort(found) if found.ndim == 1 else slice(None)
+        return found[order], values_of[order]
 
     def close(self) -> None:
         """Ends the session, and the threads that fill its queues."""
@@ -377,38 +404,6 @@ class SessionExecutable(Executable):
                 fix="convert it to that type",
             )
         return value.astype(wanted.as_numpy_dtype, copy=False)
-
-
-def _callable(
-    session: Any,
-    feeds: list[Any],
-    fetches: list[Any],
-    targets: list[Any],
-    *,
-    timeout: float | None = None,
-    trace: bool = False,
-) -> Any:
-    """The least costly way to run the same step again and again: a user who cares about time runs it so."""
-    v1 = tensorflow().compat.v1
-    make = getattr(session, "_make_callable_from_options", None)
-    if make is None:
-        if trace or timeout is not None:
-            what = "tells nothing of single nodes" if trace else "gives no step up that takes long"
-            raise EngineError(f"TensorFlow {tensorflow().__version__} {what}")
-        run = session.make_callable([*fetches, *targets], feed_list=feeds)
-        return lambda *values: run(*values)[: len(fetches)]
-    from tensorflow.core.protobuf.config_pb2 import CallableOptions
-
-    options = CallableOptions()
-    options.feed.extend(tensor.name for tensor in feeds)
-    options.fetch.extend(tensor.name for tensor in fetches)
-    options.target.extend(operation.name for operation in targets)
-    if timeout is not None:
-        options.run_options.timeout_in_ms = max(1, round(timeout * 1000))
-    if trace:
-        options.run_options.trace_level = v1.RunOptions.FULL_TRACE
-        options.run_options.output_partition_graphs = True
-    return make(options)
 
 
 def _here(placed: PlacedGraph) -> PlacedGraph:

@@ -36,6 +36,38 @@ class VariableOps(NamedTuple):
     value: Any
 
 
+def callable_of(
+    session: Any,
+    feeds: list[Any],
+    fetches: list[Any],
+    targets: list[Any],
+    *,
+    timeout: float | None = None,
+    trace: bool = False,
+) -> Any:
+    """The least costly way to run the same step again and again: a user who cares about time runs it so."""
+    v1 = tensorflow().compat.v1
+    make = getattr(session, "_make_callable_from_options", None)
+    if make is None:
+        if trace or timeout is not None:
+            what = "tells nothing of single nodes" if trace else "gives no step up that takes long"
+            raise EngineError(f"TensorFlow {tensorflow().__version__} {what}")
+        run = session.make_callable([*fetches, *targets], feed_list=feeds)
+        return lambda *values: run(*values)[: len(fetches)]
+    from tensorflow.core.protobuf.config_pb2 import CallableOptions
+
+    options = CallableOptions()
+    options.feed.extend(tensor.name for tensor in feeds)
+    options.fetch.extend(tensor.name for tensor in fetches)
+    options.target.extend(operation.name for operation in targets)
+    if timeout is not None:
+        options.run_options.timeout_in_ms = max(1, round(timeout * 1000))
+    if trace:
+        options.run_options.trace_level = v1.RunOptions.FULL_TRACE
+        options.run_options.output_partition_graphs = True
+    return make(options)
+
+
 def variable_ops(graph: Any, name: str) -> VariableOps:
     """Adds them to the graph, which is the default one; `name` is a node that refers to the variable."""
     tf = tensorflow()

@@ -383,6 +383,10 @@ def chosen(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
     yield parsed["a"], 1
     yield parsed["b"].values, "as many entries as were chosen"
     yield tf.sparse.to_dense(parsed["b"]), "SparseToDense"
+    dense = tf.cast(i.ids, tf.int64)
+    yield tf.sparse.to_dense(tf.sparse.cross_hashed([dense, dense[:, :2]], 50)), 1
+    yield tf.sparse.to_dense(tf.sparse.cross_hashed([parsed["b"], dense], 50)), "place of a row"
+    yield tf.sparse.cross_hashed([tf.transpose(dense), tf.transpose(dense)], 50).values, "SparseCross"
     unique, index = tf.unique(i.id)
     yield tf.gather(tf.gather(table, unique), index), 1
     yield tf.gather(table, unique), "different values of all rows"

@@ -384,7 +384,7 @@ def test_what_is_said_is_what_happens(model, tmp_path):
             assert f"{op} ({name})" in " ".join(text.split())
             assert "--cuda capture=no" in text
             assert "capture=False" in text
-    assert ("served, not built" in words) == bool(found.host or found.behind)
+    assert ("served, not built" in words) == bool(found.kept_out)
     for one in (feeds, others):
         assert compare(executable.step(one), cases.outputs_of_tensorflow(flat, one)).passed
     executable.close()

@@ -173,8 +173,8 @@ def test_launch_repeats_the_last_step():
 def test_a_session_is_prepared_for_launches_only_where_there_are_any(monkeypatch):
     """TensorFlow optimizes the whole graph for every callable: 40 seconds for one of 98,000 nodes."""
     made = []
-    make = session._callable
-    monkeypatch.setattr(session, "_callable", lambda *parts, **options: made.append(parts) or make(*parts, **options))
+    make = session.callable_of
+    monkeypatch.setattr(session, "callable_of", lambda *parts, **options: made.append(parts) or make(*parts, **options))
     flat = models.towers()
     executable = build(flat, zeros(flat), 1)
     executable.step(tower_ids(0))

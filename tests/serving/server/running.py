@@ -58,20 +58,26 @@ class Server:
 
 def start(*arguments: object) -> Server:
     """Starts `msplit serve`, and waits until it is ready. A process that is forked would have loaded TensorFlow."""
-    return _started(
+    return started(
         subprocess.Popen, lambda port, rest: ["msplit", "serve", *arguments, "--port", port, "--rest_api_port", rest]
     )
 
 
 def start_trivial() -> Server:
     """The same of the server of `trivial`."""
-    return _started(
+    return started(
         functools.partial(forked.Popen, server=forked.TENSORFLOW, quick=True),
         lambda port, rest: ["tests.serving.server.trivial", port, rest],
     )
 
 
-def _started(begin: Callable[..., Any], command: Callable[[int, int], list[object]]) -> Server:
+def started(begin: Callable[..., Any], command: Callable[[int, int], list[object]]) -> Server:
+    """A server that some module runs, as soon as it is ready.
+
+    Args:
+        begin: Starts a process, as `subprocess.Popen`.
+        command: Gives the module and its arguments for two ports.
+    """
     port, rest = free_port(), free_port()
     process = begin(
         [sys.executable, "-m", *map(str, command(port, rest))],

@@ -1,17 +1,19 @@
-"""The host part: strings, tables and parsing, run by TensorFlow on the CPU before the device starts, or when it is done.
+"""The host part: strings, tables and parsing, run on the CPU before the device starts, or when it is done.
 
-What it makes before is fed to the device part like any input; what it needs behind is fetched of it like any output. TensorFlow is
-imported only for a model that has such a part.
+What it makes before is fed to the device part like any input; what it needs behind is fetched of it like any output. It is taken out of
+TensorFlow with the values of variables and what tables hold. Where `engines/host` has all of its ops, it runs without TensorFlow, once
+its first results were held against TensorFlow's; else in a session. TensorFlow is imported only for a model that has such a part, and for
+a build only where an op needs it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,84 +22,67 @@ from msplit.engines.base import HANDED, STEPS, Arrays, Executable, Feeds, Follow
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.runtime.host_stage import HostOptions, HostStage, stage_of
 from msplit.engines.cuda.runtime.input_staging import taken
-from msplit.errors import MsplitError
+from msplit.engines.host.program import HostGraph
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
-if TYPE_CHECKING:
-    from msplit.engines.tensorflow.session import SessionExecutable
 
-
-@dataclass(frozen=True)
-class HostOptions:
-    """Options of the host part.
-
-    Attributes:
-        op_libraries: Shared objects with custom TensorFlow ops.
-        timeout: Seconds that a step of it may take; see `TensorFlowOptions`.
-    """
-
-    op_libraries: Sequence[Path] = ()
-    timeout: float | None = None
-
-
+@dataclass(eq=False)
 class HostPart:
-    """Everything in front of the device part as one TensorFlow session, and everything behind it as another.
-
-    Args:
-        partition: Which of its nodes run here.
-        op_libraries: Shared objects with custom ops to load first.
-        timeout: See `TensorFlowOptions`.
-        origin: Value -> what it is in the graph, for those that are not in it: outputs of raised loops.
+    """Everything in front of the device part, and everything behind it.
 
     Attributes:
         feeds: Name of each value that is handed to the device -> the value.
         handed: Values that the device is to hand back.
         repeatable: True if what runs in front has no effect, and gives the same whenever it runs: it reads no data of its own.
-
-    Raises:
-        EngineError: TensorFlow is missing, or can not load the model.
+        nodes: How many nodes of the model it runs.
+        handed_on: Output -> the input that it is: a session gives nothing back that it was fed.
+        made: Outputs of the model that the host makes in front.
+        before: What runs in front; None where nothing does.
+        behind: What runs behind.
     """
 
-    def __init__(
-        self,
-        flat: FlatGraph,
-        partition: Partition,
-        options: HostOptions,
-        origin: Mapping[Key, Key],
-    ) -> None:
-        names, self._options = flat.graph.names, options
+    feeds: Mapping[str, Key]
+    handed: tuple[Tensor, ...]
+    repeatable: bool
+    nodes: int
+    handed_on: Mapping[str, str]
+    made: tuple[str, ...]
+    before: HostStage | None
+    behind: HostStage | None
+
+    @classmethod
+    def of(cls, flat: FlatGraph, partition: Partition, options: HostOptions, origin: Mapping[Key, Key]) -> HostPart:
+        """The host part of a model.
+
+        Args:
+            partition: Which of its nodes run here.
+            origin: Value -> what it is in the graph, for those that are not in it: outputs of raised loops.
+
+        Raises:
+            EngineError: TensorFlow is missing, or can not load the model.
+        """
+        names = flat.graph.names
         fed = {(tensor.node, tensor.port): tensor.name for tensor in flat.inputs}
-        self.feeds = {f"{names[node]}:{port}{HANDED}": (node, port) for node, port in partition.frontier}
-        self.handed = partition.handed_outputs()
-        self.repeatable = set(partition.effects.stateful).isdisjoint(partition.host)
-        self.nodes = len(partition.host) + len(partition.post_nodes)
-        # An input that is an output as it is: a session gives nothing back that it was fed.
-        self._handed_on = {name: fed[key] for name, key in partition.fetched.items() if key in fed}
+        feeds = {f"{names[node]}:{port}{HANDED}": (node, port) for node, port in partition.frontier}
         made = {name: key for name, key in partition.fetched.items() if key not in fed}
-        self._made = tuple(made)
-        self._before = self._session(flat, {**self.feeds, **made}, origin)
-        given = tuple(Tensor(one.name, *origin.get((one.node, one.port), (one.node, one.port))) for one in self.handed)
-        self._behind = self._session(replace(flat, inputs=(*flat.inputs, *given)), partition.host_outputs, origin)
-
-    def _session(
-        self, flat: FlatGraph, wanted: Mapping[str, Key], origin: Mapping[Key, Key]
-    ) -> SessionExecutable | None:
-        """Session that makes some values on the CPU; None where there are none to make."""
-        if not wanted:
-            return None
-        from msplit.engines.tensorflow import runtime
-        from msplit.engines.tensorflow.placed import place
-        from msplit.engines.tensorflow.session import SessionExecutable
-
-        runtime.load_op_libraries(self._options.op_libraries)
-        # The flat graph, so that values inside of functions can be fetched.
-        cut = replace(
-            flat, outputs=tuple(Tensor(name, *origin.get(key, key)) for name, key in wanted.items()), targets=()
+        repeatable = set(partition.effects.stateful).isdisjoint(partition.host)
+        handed = partition.handed_outputs()
+        given = tuple(Tensor(one.name, *origin.get((one.node, one.port), (one.node, one.port))) for one in handed)
+        stateless = set(partition.effects.stateful).isdisjoint(partition.post_nodes)
+        after = replace(flat, inputs=(*flat.inputs, *given))
+        return cls(
+            feeds,
+            handed,
+            repeatable,
+            len(partition.host) + len(partition.post_nodes),
+            {name: fed[key] for name, key in partition.fetched.items() if key in fed},
+            tuple(made),
+            stage_of(flat, {**feeds, **made}, options, origin, freezes=repeatable),
+            stage_of(after, partition.host_outputs, options, origin, freezes=stateless),
         )
-        placed = place(cut, np.zeros(len(flat), np.int32), ["/device:CPU:0"], "/device:CPU:0")
-        config = runtime.session_config(1, cpu_only=True)
-        return SessionExecutable(flat.model, placed, config, ieee=True, facts={}, timeout=self._options.timeout)
 
     def run(self, feeds: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Runs what is in front of the device part, on the model's inputs.
@@ -105,16 +90,83 @@ class HostPart:
         Returns:
             Inputs of the device part: the model's own and what the host made; and those outputs of the model that the host made.
         """
-        made = self._before.step(feeds) if self._before is not None else {}
-        outputs = {name: made.pop(name) for name in self._made}
-        outputs |= {name: np.array(feeds[given]) for name, given in self._handed_on.items()}
+        made = self.before.step(feeds) if self.before is not None else {}
+        outputs = {name: made.pop(name) for name in self.made}
+        outputs |= {name: np.array(feeds[given]) for name, given in self.handed_on.items()}
         return {**feeds, **made}, outputs
 
     def finish(self, feeds: Arrays, made: Mapping[str, Any]) -> dict[str, Any]:
         """Runs what is behind the device part: gives the outputs of the model among what that made, and those that are made of the rest."""
         outputs = dict(made)
         handed = {tensor.name: _on_host(tensor.name, outputs.pop(tensor.name)) for tensor in self.handed}
-        return outputs if self._behind is None else outputs | self._behind.step({**feeds, **handed})
+        return outputs if self.behind is None else outputs | self.behind.step({**feeds, **handed})
+
+    @property
+    def in_tensorflow(self) -> dict[str, list[str]]:
+        """Ops because of which TensorFlow runs a part of it -> names of their nodes."""
+        stages = [stage for stage in (self.before, self.behind) if stage is not None and stage.program is None]
+        found: dict[str, list[str]] = {}
+        for op, names in (pair for stage in stages for pair in stage.missing.items()):
+            found.setdefault(op, []).extend(names)
+        return found
+
+    def packed(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """JSON data, and the files that it names.
+
+        Raises:
+            EngineError: A part of it can not be taken out of the model.
+        """
+        files: dict[str, bytes] = {}
+        data: dict[str, Any] = {
+            "feeds": {name: list(key) for name, key in self.feeds.items()},
+            "handed": [[tensor.name, tensor.node, tensor.port] for tensor in self.handed],
+            "repeatable": self.repeatable,
+            "nodes": self.nodes,
+            "handed_on": dict(self.handed_on),
+            "made": list(self.made),
+        }
+        for name, stage in (("before", self.before), ("behind", self.behind)):
+            if stage is None:
+                data[name] = None
+                continue
+            if stage.graph is None:
+                raise EngineError(
+                    f"a build can not hold what the host runs: {stage.why}",
+                    fix="prepare it with `msplit.prepare`, or cut that part off with --part inputs= and outputs=",
+                )
+            names, graph = stage.graph.packed()
+            file = f"host-{hashlib.sha256(graph).hexdigest()[:16]}.pb"
+            files[file] = graph
+            data[name] = {**names, "file": file}
+        return data, files
+
+    @classmethod
+    def unpacked(cls, data: Mapping[str, Any], read: Callable[[str], bytes], where: str) -> HostPart:
+        """A host part as it was packed.
+
+        Args:
+            read: Gives the bytes of a file.
+
+        Raises:
+            EngineError: Some of its ops need TensorFlow, which is not installed.
+            ValueError, TypeError, KeyError: That is no such data.
+        """
+
+        def stage(found: Mapping[str, Any] | None) -> HostStage | None:
+            if found is None:
+                return None
+            return HostStage(HostGraph.unpacked(found, read(str(found["file"])), where), None, "", None, where)
+
+        return cls(
+            {str(name): (int(node), int(port)) for name, (node, port) in data["feeds"].items()},
+            tuple(Tensor(str(name), int(node), int(port)) for name, node, port in data["handed"]),
+            bool(data["repeatable"]),
+            int(data["nodes"]),
+            {str(name): str(given) for name, given in data["handed_on"].items()},
+            tuple(map(str, data["made"])),
+            stage(data["before"]),
+            stage(data["behind"]),
+        )
 
 
 class Wrapped(Executable):

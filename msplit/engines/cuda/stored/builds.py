@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,13 +43,24 @@ class Packed:
         program: JSON.
         kernels: Name of a file -> its bytes.
         feeds: Example inputs of what the device runs.
-        host: What the host runs around it, which no file can hold; None for most models.
+        host: What the host runs around it; None for most models.
     """
 
     program: bytes
     kernels: Mapping[str, bytes]
     feeds: Arrays
     host: HostPart | None
+
+    def host_files(self) -> dict[str, bytes]:
+        """What the host runs, as files: the first one, without a name, names the others. None where it runs nothing.
+
+        Raises:
+            EngineError: No file can hold it.
+        """
+        if self.host is None:
+            return {}
+        data, files = self.host.packed()
+        return {"": json.dumps(data, separators=(",", ":")).encode(), **files}
 
 
 class Opened:
@@ -199,6 +211,15 @@ class Builds:
     def made_for(self) -> Mapping[str, str]:
         """Describes what a build for the device depends on: it fits where all of it is equal, but for what is `harmless`."""
         return store.made_for(Device.of(self._device))
+
+    def host_part(self, data: bytes, read: Callable[[str], bytes], where: str) -> HostPart:
+        """The host part of a bucket as a build holds it, with a function that reads one of its files.
+
+        Raises:
+            EngineError: Some of its ops need TensorFlow, which is not installed.
+            ValueError, TypeError, KeyError: That is no such data.
+        """
+        return HostPart.unpacked(json.loads(data), read, where)
 
     def fits(self, made_for: Mapping[str, str]) -> bool:
         """True if the device runs what was compiled and measured for another one."""

@@ -200,8 +200,8 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
     compiler = Compiler(memory.device)
     steps = tuple(_unpack_step(one, compiler if fits else None) for one in found["steps"])
     program = _program(found, steps, memory)
-    if STEPS in program.feeds:
-        feeds = {**feeds, STEPS: np.zeros((), np.int64)}
+    feeds = {**feeds, STEPS: np.zeros((), np.int64)}
+    feeds = {name: feeds[name] for name in program.feeds}  # others are the host's
     # The graph that it was traced from, as far as another trace needs it.
     shapes = {(node, port): tuple(shape) for node, port, shape in found["shapes"]}
     optimized = Optimized(_graph(program, shapes), feeds)

@@ -1,0 +1,323 @@
+/* Hashes and lookups of many strings, and features of many serialized examples. `hashing.py` and `examples.py` call it and have the same
+   in Python; `hatch_build.py` compiles it into the wheel.
+
+   Strings of a tensor are an array of CPython's `bytes`, which hold still while the array holds them. They are read where they lie:
+   `hashing.py` takes this library only where a `bytes` looks as it does here. */
+
+#include <stdint.h>
+#include <string.h>
+
+typedef uint64_t u64;
+
+static const u64 K0 = 0xc3a5c85c97cb3127ULL, K1 = 0xb492b66fbe98f273ULL, K2 = 0x9ae16a3b2f90404fULL;
+
+static u64 at(const uint8_t *s) { u64 v; memcpy(&v, s, 8); return v; }
+static u64 at32(const uint8_t *s) { uint32_t v; memcpy(&v, s, 4); return v; }
+static u64 rotate(u64 v, int bits) { return (v >> bits) | (v << (64 - bits)); }
+static u64 mix(u64 v) { return v ^ (v >> 47); }
+
+static u64 pair(u64 u, u64 v, u64 mul) {
+  u64 a = mix((u ^ v) * mul);
+  return mix((v ^ a) * mul) * mul;
+}
+
+static void weak(const uint8_t *s, u64 a, u64 b, u64 *first, u64 *second) {
+  u64 w = at(s), x = at(s + 8), y = at(s + 16), z = at(s + 24), c;
+  a += w;
+  b = rotate(b + a + z, 21);
+  c = a;
+  a += x + y;
+  *first = a + z;
+  *second = b + rotate(a, 44) + c;
+}
+
+/* FarmHash's Fingerprint64. */
+static u64 farm(const uint8_t *s, u64 n) {
+  u64 mul = K2 + n * 2, a, b, c, d;
+  if (n <= 16) {
+    if (n >= 8) {
+      a = at(s) + K2, b = at(s + n - 8);
+      return pair(rotate(b, 37) * mul + a, (rotate(a, 25) + b) * mul, mul);
+    }
+    if (n >= 4) return pair(n + (at32(s) << 3), at32(s + n - 4), mul);
+    if (n) return mix((u64)(uint32_t)(s[0] + ((uint32_t)s[n >> 1] << 8)) * K2 ^ (u64)(n + ((u64)s[n - 1] << 2)) * K0) * K2;
+    return K2;
+  }
+  if (n <= 32) {
+    a = at(s) * K1, b = at(s + 8), c = at(s + n - 8) * mul, d = at(s + n - 16) * K2;
+    return pair(rotate(a + b, 43) + rotate(c, 30) + d, a + rotate(b + K2, 18) + c, mul);
+  }
+  if (n <= 64) {
+    a = at(s) * K2, b = at(s + 8), c = at(s + n - 8) * mul, d = at(s + n - 16) * K2;
+    u64 y = rotate(a + b, 43) + rotate(c, 30) + d, z = pair(y, a + rotate(b + K2, 18) + c, mul);
+    u64 e = at(s + 16) * mul, f = at(s + 24), g = (y + at(s + n - 32)) * mul, h = (z + at(s + n - 24)) * mul;
+    return pair(rotate(e + f, 43) + rotate(g, 30) + h, e + rotate(f + a, 18) + g, mul);
+  }
+  u64 x = 81, y = 81 * K1 + 113, z = mix(y * K2 + 113) * K2, v0 = 0, v1 = 0, w0 = 0, w1 = 0, t;
+  const uint8_t *end = s + (n - 1) / 64 * 64, *last = s + n - 64;
+  x = x * K2 + at(s);
+  do {
+    x = rotate(x + y + v0 + at(s + 8), 37) * K1 ^ w1;
+    y = rotate(y + v1 + at(s + 48), 42) * K1 + v0 + at(s + 40);
+    z = rotate(z + w0, 33) * K1;
+    a = v1 * K1, b = x + w0, c = z + w1, d = y + at(s + 16);
+    weak(s, a, b, &v0, &v1);
+    weak(s + 32, c, d, &w0, &w1);
+    t = z, z = x, x = t;
+    s += 64;
+  } while (s != end);
+  mul = K1 + ((z & 0xff) << 1);
+  s = last;
+  w0 += (n - 1) & 63;
+  v0 += w0;
+  w0 += v0;
+  x = rotate(x + y + v0 + at(s + 8), 37) * mul ^ w1 * 9;
+  y = rotate(y + v1 + at(s + 48), 42) * mul + v0 * 9 + at(s + 40);
+  z = rotate(z + w0, 33) * mul;
+  a = v1 * mul, b = x + w0, c = z + w1, d = y + at(s + 16);
+  weak(s, a, b, &v0, &v1);
+  weak(s + 32, c, d, &w0, &w1);
+  t = z, z = x, x = t;
+  return pair(pair(v0, w0, mul) + mix(y) * K0 + z, pair(v1, w1, mul) + x, mul);
+}
+
+static void sip_rounds(u64 *v, int count) {
+  while (count--) {
+    v[0] += v[1], v[2] += v[3];
+    v[1] = rotate(v[1], 51) ^ v[0], v[3] = rotate(v[3], 48) ^ v[2];
+    v[0] = rotate(v[0], 32);
+    v[2] += v[1], v[0] += v[3];
+    v[1] = rotate(v[1], 47) ^ v[2], v[3] = rotate(v[3], 43) ^ v[0];
+    v[2] = rotate(v[2], 32);
+  }
+}
+
+static u64 tail(const uint8_t *s, u64 n) {
+  u64 word = 0;
+  memcpy(&word, s, n & 7);
+  return word;
+}
+
+/* SipHash-2-4. */
+static u64 sip(const uint8_t *s, u64 n, u64 k0, u64 k1) {
+  u64 v[4] = {k0 ^ 0x736f6d6570736575ULL, k1 ^ 0x646f72616e646f6dULL, k0 ^ 0x6c7967656e657261ULL, k1 ^ 0x7465646279746573ULL};
+  for (u64 place = 0;; place += 8) {
+    int whole = place + 8 <= n;
+    u64 word = whole ? at(s + place) : tail(s + place, n) | n << 56;
+    v[3] ^= word;
+    sip_rounds(v, 2);
+    v[0] ^= word;
+    if (!whole) break;
+  }
+  v[2] ^= 0xff;
+  sip_rounds(v, 4);
+  return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+/* TensorFlow's Hash64. */
+static u64 plain(const uint8_t *s, u64 n) {
+  const u64 mul = 0xc6a4a7935bd1e995ULL;
+  u64 made = 0xdecafcaffeULL ^ n * mul, place = 0;
+  for (; place + 8 <= n; place += 8) made = (made ^ mix(at(s + place) * mul) * mul) * mul;
+  if (n & 7) made = (made ^ tail(s + place, n)) * mul;
+  return mix(mix(made) * mul);
+}
+
+/* A `bytes` of CPython 3.8 to 3.13. */
+typedef struct { int64_t references; const void *type; int64_t size; int64_t hash; uint8_t data[]; } Text;
+
+/* The number of the first object that is no `bytes`; -1 where all are. */
+int64_t first_other(const Text *const *items, int64_t count, const void *type) {
+  for (int64_t i = 0; i < count; i++)
+    if (items[i]->type != type) return i;
+  return -1;
+}
+
+/* Whether an object has this size and these bytes. */
+int looks_like(const Text *item, const uint8_t *data, int64_t size) { return item->size == size && !memcmp(item->data, data, size); }
+
+/* Hashes of strings, modulo `buckets` where that is not 0. Gives the number of the first object that is none, or -1. */
+int64_t hash_strings(int kind, const Text *const *items, int64_t count, const void *type, u64 k0, u64 k1, u64 buckets, u64 *made) {
+  for (int64_t i = 0; i < count; i++) {
+    if (items[i]->type != type) return i;
+    const uint8_t *data = items[i]->data;
+    u64 n = items[i]->size, hash = kind == 0 ? farm(data, n) : kind == 1 ? sip(data, n, k0, k1) : plain(data, n);
+    made[i] = buckets ? hash % buckets : hash;
+  }
+  return -1;
+}
+
+/* The number of each string among some keys, `keys` for those that are none of them. `slots`, a power of two with room to spare, has
+   the number of a key + 1 where the search for it begins, or behind; 0 where nothing is. Gives the number of the first object that is no
+   string, or -1. */
+int64_t find_strings(const Text *const *keys, int64_t count, const uint32_t *slots, u64 last_slot, const Text *const *items,
+                     int64_t asked, const void *type, int64_t *made) {
+  for (int64_t i = 0; i < asked; i++) {
+    const Text *item = items[i];
+    if (item->type != type) return i;
+    u64 slot = farm(item->data, item->size) & last_slot;
+    uint32_t key;
+    while ((key = slots[slot]) && !looks_like(keys[key - 1], item->data, item->size)) slot = (slot + 1) & last_slot;
+    made[i] = key ? key - 1 : count;
+  }
+  return -1;
+}
+
+/* Fills the slots for keys, all of them different. */
+void fill_slots(const Text *const *keys, int64_t count, uint32_t *slots, u64 last_slot) {
+  for (int64_t i = 0; i < count; i++) {
+    u64 slot = farm(keys[i]->data, keys[i]->size) & last_slot;
+    while (slots[slot]) slot = (slot + 1) & last_slot;
+    slots[slot] = i + 1;
+  }
+}
+
+/* All combinations of the values of each row, one of each column, the last changing fastest: their fingerprints modulo `buckets`, and
+   (row, number in it) of each. starts[column][row] is the first value of a row, starts[column][rows] the end. */
+void cross_columns(int64_t columns, const u64 *const *values, const int64_t *const *starts, int64_t rows, u64 salt, u64 buckets,
+                   int64_t *indices, u64 *made) {
+  const u64 mul = 0xc6a4a7935bd1e995ULL;
+  for (int64_t row = 0; row < rows; row++) {
+    int64_t total = 1;
+    for (int64_t c = 0; c < columns; c++) total *= starts[c][row + 1] - starts[c][row];
+    for (int64_t i = 0; i < total; i++) {
+      int64_t left = i, inner = total;
+      u64 hash = salt;
+      for (int64_t c = 0; c < columns; c++) {
+        inner /= starts[c][row + 1] - starts[c][row];
+        u64 value = values[c][starts[c][row] + left / inner];
+        left %= inner;
+        hash = ((hash ^ mul) ^ mix(value * mul) * mul) * mul;
+        hash = mix(mix(hash) * mul);
+      }
+      *indices++ = row;
+      *indices++ = i;
+      *made++ = hash % buckets;
+    }
+  }
+}
+
+/* A message's bytes, from `p` on. */
+typedef struct { const uint8_t *p, *end; } Bytes;
+
+static int varint(Bytes *in, u64 *value) {
+  *value = 0;
+  for (int shift = 0; shift < 70 && in->p < in->end; shift += 7) {
+    uint8_t byte = *in->p++;
+    if (shift < 64) *value |= (u64)(byte & 0x7f) << shift;
+    if (byte < 0x80) return 1;
+  }
+  return 0;
+}
+
+/* The next field: its number and wire type, and what it holds: a part of the message, or the number of a varint. */
+static int field(Bytes *in, u64 *tag, Bytes *inner, u64 *value) {
+  u64 size;
+  if (!varint(in, tag) || !(*tag >> 3)) return 0;
+  switch (*tag & 7) {
+    case 0: return varint(in, value);
+    case 1: size = 8; break;
+    case 2: if (!varint(in, &size)) return 0; break;
+    case 5: size = 4; break;
+    default: return 0;
+  }
+  if (size > (u64)(in->end - in->p)) return 0;
+  inner->p = in->p;
+  inner->end = in->p += size;
+  return 1;
+}
+
+/* The values of a list; where `values` is given they are written there: floats, integers, or for bytes the first and the end of each.
+   Gives how many there are, or -1 where the list is damaged. */
+static int64_t read_list(const uint8_t *data, Bytes list, int64_t kind, uint8_t *values) {
+  int64_t total = 0;
+  Bytes part;
+  u64 tag, value;
+  while (list.p < list.end) {
+    if (!field(&list, &tag, &part, &value)) return -1;
+    if (kind == 1 && tag == 10) {
+      if (values) ((int64_t *)values)[2 * total] = part.p - data, ((int64_t *)values)[2 * total + 1] = part.end - data;
+      total++;
+    } else if (kind == 2 && (tag == 10 || tag == 13)) {
+      int64_t size = part.end - part.p;
+      if (size & 3) return -1;
+      if (values) memcpy(values + 4 * total, part.p, size);
+      total += size / 4;
+    } else if (kind == 3 && tag == 8) {
+      if (values) ((int64_t *)values)[total] = (int64_t)value;
+      total++;
+    } else if (kind == 3 && tag == 10) {
+      for (; part.p < part.end; total++) {
+        if (!varint(&part, &value)) return -1;
+        if (values) ((int64_t *)values)[total] = (int64_t)value;
+      }
+    }
+  }
+  return total;
+}
+
+/* Where the list of each feature lies: found[key][row] = kind (1 bytes, 2 floats, 3 integers, 0 none), first byte, end, values. A list of
+   another kind than the key's is left alone. totals[key] = values of all rows, the most of a row, rows with a list of another kind.
+   Gives the number of the first row that is no Example, or -1. */
+int64_t scan_examples(const uint8_t *data, const int64_t *sizes, int64_t rows, const uint8_t *keys, const int64_t *key_sizes,
+                      const int64_t *kinds, int64_t count, int64_t *found, int64_t *totals) {
+  const uint8_t *start = data;
+  for (int64_t row = 0; row < rows; start += sizes[row++]) {
+    Bytes example = {start, start + sizes[row]}, features, entry, part;
+    u64 tag, value;
+    while (example.p < example.end) {
+      if (!field(&example, &tag, &features, &value)) return row;
+      if (tag != 10) continue;
+      while (features.p < features.end) {
+        if (!field(&features, &tag, &entry, &value)) return row;
+        if (tag != 10) continue;
+        Bytes key = {data, data}, feature = {data, data}, list = {data, data};
+        while (entry.p < entry.end) {
+          if (!field(&entry, &tag, &part, &value)) return row;
+          if (tag == 10) key = part;
+          if (tag == 18) feature = part;
+        }
+        int64_t kind = 0, which = 0;
+        while (feature.p < feature.end) {
+          if (!field(&feature, &tag, &part, &value)) return row;
+          if (tag == 10 || tag == 18 || tag == 26) kind = tag >> 3, list = part;
+        }
+        const uint8_t *name = keys;
+        while (which < count && (key_sizes[which] != key.end - key.p || memcmp(name, key.p, key.end - key.p))) name += key_sizes[which++];
+        if (which == count) continue;
+        int64_t *place = found + (which * rows + row) * 4;
+        place[0] = kind, place[1] = list.p - data, place[2] = list.end - data;
+      }
+    }
+    for (int64_t which = 0; which < count; which++) {
+      int64_t *place = found + (which * rows + row) * 4, *total = totals + 3 * which;
+      if (!place[0]) continue;
+      if (place[0] != kinds[which]) {
+        total[2]++;
+        continue;
+      }
+      Bytes list = {data + place[1], data + place[2]};
+      if ((place[3] = read_list(data, list, place[0], 0)) < 0) return row;
+      total[0] += place[3];
+      if (place[3] > total[1]) total[1] = place[3];
+    }
+  }
+  return -1;
+}
+
+/* Values of all features, each behind the other: of each key those of all rows (8 bytes each, 4 of floats, 16 of bytes, up to the next
+   multiple of 8), and behind them (row, number in it) of each. */
+void read_examples(const uint8_t *data, int64_t rows, int64_t count, const int64_t *kinds, const int64_t *found, uint8_t *values) {
+  for (int64_t which = 0; which < count; which++) {
+    const int64_t *lists = found + which * rows * 4, width = kinds[which] == 1 ? 16 : kinds[which] == 2 ? 4 : 8;
+    int64_t total = 0;
+    for (int64_t row = 0; row < rows; row++) {
+      Bytes list = {data + lists[4 * row + 1], data + lists[4 * row + 2]};
+      if (lists[4 * row]) read_list(data, list, kinds[which], values + total * width);
+      total += lists[4 * row + 3];
+    }
+    values += (total * width + 7) / 8 * 8;
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = 0; i < lists[4 * row + 3]; i++, values += 16) ((int64_t *)values)[0] = row, ((int64_t *)values)[1] = i;
+  }
+}

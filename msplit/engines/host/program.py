@@ -1,0 +1,237 @@
+"""A host part that needs nothing but its inputs, and its run by the table of host ops: no TensorFlow, no session."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.core.graph import TensorValue
+from msplit.engines.host.hashing import all_bytes
+from msplit.engines.host.strings import LookupTable
+from msplit.engines.host.table import HostNode, NotOurs, Run, host_ops
+from msplit.errors import EngineError, InvalidInput, LoadError
+from msplit.formats.decode import NodeAttrs
+from msplit.formats.tensors import numpy_dtype
+from msplit.formats.wire import parse_binary
+from msplit.opset import schema
+
+TABLE = "HashTableV2"
+"""A lookup table."""
+IMPORT = "LookupTableImportV2"
+"""What fills one with two constants."""
+
+Lower = Callable[[HostNode], "Run | None"]
+"""Gives the function of a node of numbers that the table of host ops does not have; None for one that nobody has."""
+
+
+@dataclass(frozen=True, eq=False)
+class HostGraph:
+    """A part of a model with all that it takes: its constants are values of variables, too, and its tables are filled from constants.
+
+    Attributes:
+        graph_def: A GraphDef, in topological order.
+        feeds: Input -> its tensor.
+        fetches: Output -> its tensor.
+    """
+
+    graph_def: Any
+    feeds: Mapping[str, str]
+    fetches: Mapping[str, str]
+
+    def packed(self) -> tuple[dict[str, Any], bytes]:
+        """The names as JSON data, and the bytes of the graph."""
+        return {"feeds": dict(self.feeds), "fetches": dict(self.fetches)}, self.graph_def.SerializeToString(
+            deterministic=True
+        )
+
+    @classmethod
+    def unpacked(cls, names: Mapping[str, Any], data: bytes, where: str) -> HostGraph:
+        """A graph as it was packed.
+
+        Raises:
+            LoadError: That is no graph.
+        """
+        graph = parse_binary(data, schema.graph_pb2.GraphDef(), where)
+        return cls(
+            graph, *({str(key): str(value) for key, value in names[part].items()} for part in ("feeds", "fetches"))
+        )
+
+
+class _Step(NamedTuple):
+    """A node that runs, with the places of its inputs and outputs among all values."""
+
+    function: Run
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    node: HostNode
+
+
+_PROGRAMS: WeakValueDictionary[bytes, HostProgram] = WeakValueDictionary()
+"""By hash of what they run."""
+
+
+class HostProgram:
+    """The steps of a host part.
+
+    Args:
+        graph: What to run.
+        lower: Functions for ops on numbers that are not in the table of host ops.
+
+    Attributes:
+        missing: Op -> names of its nodes, for those that only TensorFlow can run. With any, no step can be run.
+    """
+
+    def __init__(self, graph: HostGraph, lower: Lower) -> None:
+        self.missing: dict[str, list[str]] = {}
+        self._steps: list[_Step] = []
+        self._place: dict[str, int] = {}
+        self._values: list[Any] = []
+        nodes = {node.name: node for node in graph.graph_def.node}
+        for node in graph.graph_def.node:
+            self._add(node, lower)
+        self._feeds = [
+            (name, self._place[_key(tensor)], _dtype(nodes[tensor.partition(":")[0]]))
+            for name, tensor in graph.feeds.items()
+            if _key(tensor) in self._place
+        ]
+        self._inputs = tuple(graph.feeds)
+        self._fetches = {name: self._place[_key(tensor)] for name, tensor in graph.fetches.items()}
+
+    @classmethod
+    def of(cls, graph: HostGraph, lower: Lower) -> HostProgram:
+        """The program of a graph; the same one for all graphs that are equal, since vocabularies may be large."""
+        names, data = graph.packed()
+        key = hashlib.sha256(json.dumps(names, sort_keys=True).encode() + data).digest()
+        found = _PROGRAMS.get(key)
+        if found is None:
+            found = _PROGRAMS[key] = cls(graph, lower)
+        return found
+
+    def _new(self, name: str, value: Any = None) -> int:
+        self._place[name] = len(self._values)
+        self._values.append(value)
+        return self._place[name]
+
+    def _add(self, node: Any, lower: Lower) -> None:
+        """Adds a node behind those that it reads."""
+        attrs: Mapping[str, Any] = NodeAttrs(node.attr)
+        info = schema.lookup(node.op)
+        attrs = attrs if info is None else info.filled(attrs)
+        inputs = tuple(self._place[_key(name)] for name in node.input if not name.startswith("^"))
+        if node.op == "Const":
+            value = attrs["value"]
+            self._new(f"{node.name}:0", value.load() if isinstance(value, TensorValue) else None)
+        elif node.op == IMPORT:
+            handle, keys, values = inputs
+            try:
+                self._values[handle] = LookupTable(self._values[keys], self._values[values])
+            except NotOurs:
+                self.missing.setdefault("LookupTableFindV2", []).append(node.name)
+        elif node.op == TABLE or node.op == "Placeholder":
+            self._new(f"{node.name}:0")
+        else:
+            known = tuple(found if isinstance(found := self._values[place], np.ndarray) else None for place in inputs)
+            table = self._values[inputs[0]] if inputs else None
+            bound = HostNode(node.name, node.op, attrs, known, table if isinstance(table, LookupTable) else None)
+            function = bind(bound, lower)
+            if function is None:
+                self.missing.setdefault(node.op, []).append(node.name)
+            count = schema.output_count(node.op, attrs) or 0
+            outputs = tuple(self._new(f"{node.name}:{port}") for port in range(count))
+            if function is not None:
+                self._steps.append(_Step(function, inputs, outputs, bound))
+
+    def step(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Runs all steps on the inputs: outputs by name, of the caller's own.
+
+        Raises:
+            EngineError: An input is missing, or is none, or has another type.
+            InvalidInput: TensorFlow refuses these values, too.
+        """
+        values = list(self._values)
+        if len(feeds) != len(self._inputs) or any(name not in feeds for name in self._inputs):
+            raise _other_inputs(feeds, self._inputs)
+        for name, place, dtype in self._feeds:
+            values[place] = as_input(name, feeds[name], dtype)
+        step = None
+        try:
+            with np.errstate(all="ignore"):
+                for step in self._steps:
+                    made = step.function(*[values[place] for place in step.inputs])
+                    if type(made) is tuple:
+                        for place, value in zip(step.outputs, made, strict=True):
+                            values[place] = value
+                    else:
+                        values[step.outputs[0]] = made
+        except (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError) as problem:
+            assert step is not None
+            reason = next(iter(str(problem).splitlines()), type(problem).__name__)
+            raise InvalidInput(
+                f"{step.node.op} can not take these values: {reason}",
+                where=f"node {step.node.name}",
+                fix="check the inputs: TensorFlow refuses them, too",
+            ) from problem
+        return {name: np.array(values[place]) for name, place in self._fetches.items()}
+
+
+def bind(node: HostNode, lower: Lower) -> Run | None:
+    """The function of a node; None where only TensorFlow can run it."""
+    own = host_ops().get(node.op)
+    if own is not None:
+        try:
+            return own(node)
+        except (NotOurs, ValueError, TypeError, LoadError, KeyError):
+            pass
+    return None if node.handles_strings else lower(node)
+
+
+def as_input(name: str, value: Any, dtype: str) -> NDArray[Any]:
+    """An input as an array of its type. What a conversion would change is refused: 1.7 is no id, and text no number.
+
+    Raises:
+        EngineError: It has another type.
+    """
+    array = np.asarray(value)
+    text = array.dtype.kind in "OSU"
+    if text != (dtype == "string") or not (text or np.can_cast(array.dtype, numpy_dtype(dtype))):
+        said = "text" if text else array.dtype.name
+        raise EngineError(f"input {name} is {dtype}, not {said}", fix="convert it to that type")
+    if not text:
+        return array.astype(numpy_dtype(dtype), copy=False)
+    array = array if array.dtype.hasobject else array.astype(object)
+    if all_bytes(array):
+        return array
+    items = [*_as_bytes(name, array.reshape(-1).tolist())]
+    made = np.empty(len(items), object)
+    made[:] = items
+    return made.reshape(array.shape)
+
+
+def _as_bytes(name: str, items: list[Any]) -> Iterator[bytes]:
+    for item in items:
+        if not isinstance(item, str | bytes):
+            raise EngineError(f"input {name} is string, and holds a {type(item).__name__}", fix="give str or bytes")
+        yield item.encode() if isinstance(item, str) else bytes(item)
+
+
+def _other_inputs(feeds: Mapping[str, Any], wanted: tuple[str, ...]) -> EngineError:
+    missing = [name for name in wanted if name not in feeds]
+    unknown = next(itertools.filterfalse(wanted.__contains__, feeds), None)
+    said = f"input {missing[0]!r} has no value" if missing else f"the model has no input {unknown!r}"
+    return EngineError(said, fix=f"its inputs are: {', '.join(wanted) or 'none'}")
+
+
+def _key(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
+
+
+def _dtype(node: Any) -> str:
+    return str(NodeAttrs(node.attr)["dtype"])

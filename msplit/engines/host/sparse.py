@@ -1,0 +1,221 @@
+"""Host ops on sparse and ragged tensors, of numbers and of strings."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.host.hashing import concatenated, hashes, native
+from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op, objects
+
+Array = NDArray[Any]
+
+_SORTED = 64
+"""Numbers from which on it is faster to sort them than to keep a dictionary."""
+
+
+def _places(indices: Array, shape: list[int]) -> Array:
+    """Position of each index in a tensor of such a shape that lies flat. An index that is out of bounds is a ValueError."""
+    return np.asarray(np.ravel_multi_index(tuple(indices.T), tuple(shape)))
+
+
+@host_op("SparseToDense")
+def sparse_to_dense(node: HostNode) -> Run:
+    """A dense tensor of values at indices, and a default elsewhere."""
+    strict = bool(node.attrs["validate_indices"])
+
+    def run(indices: Array, shape: Array, values: Array, default: Array) -> Array:
+        sizes = shape.tolist()
+        made = np.full(sizes, default[()], values.dtype)
+        if indices.size:
+            places = _places(indices.reshape(-1, len(sizes)), sizes)
+            check(not strict or (places[1:] > places[:-1]).all(), "indices are out of order, or repeated")
+            made.reshape(-1)[places] = values
+        return made
+
+    return run
+
+
+@host_op("SparseReshape")
+def sparse_reshape(node: HostNode) -> Run:
+    """The indices of a sparse tensor in another shape, of which one size may be -1; and that shape."""
+
+    def run(indices: Array, shape: Array, wanted: Array) -> tuple[Array, Array]:
+        sizes, total = wanted.tolist(), math.prod(shape.tolist())
+        if -1 in sizes:
+            rest = math.prod(size for size in sizes if size != -1)
+            check(rest and total % rest == 0, f"{shape.tolist()} can not become {sizes}")
+            sizes[sizes.index(-1)] = total // rest
+        check(math.prod(sizes) == total, f"{shape.tolist()} can not become {sizes}")
+        if sizes == shape.tolist():
+            return indices, shape
+        if not len(indices):
+            return np.zeros((0, len(sizes)), np.int64), np.array(sizes, np.int64)
+        places = _places(indices, shape.tolist())
+        made = np.array(np.unravel_index(places, sizes), np.int64).T.reshape(len(places), len(sizes))
+        return made, np.array(sizes, np.int64)
+
+    return run
+
+
+@host_op("SparseFillEmptyRows")
+def fill_empty_rows(node: HostNode) -> Run:
+    """A sparse tensor with a default in each row that has nothing; which rows had none; and where each value went."""
+
+    def run(indices: Array, values: Array, shape: Array, default: Array) -> tuple[Array, ...]:
+        rows = int(shape[0])
+        first = indices[:, 0]
+        check(((first >= 0) & (first < rows)).all(), "an index is out of bounds")
+        empty = np.bincount(first, minlength=rows)[:rows] == 0
+        if not empty.any() and (first[1:] >= first[:-1]).all():
+            return indices, values, empty, np.arange(len(values))
+        missing = np.flatnonzero(empty)
+        more = np.zeros((len(missing), indices.shape[1]), np.int64)
+        more[:, 0] = missing
+        order = np.argsort(np.concatenate([first, missing]), kind="stable")
+        filled = np.concatenate([values, np.full(len(missing), default[()], values.dtype)])
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return np.concatenate([indices, more])[order], filled[order], empty, back[: len(values)]
+
+    return run
+
+
+@host_op("Where")
+def where(node: HostNode) -> Run:
+    """Indices of what is not zero."""
+    return lambda x: np.argwhere(x).astype(np.int64)
+
+
+@host_op("Unique")
+def unique(node: HostNode) -> Run:
+    """Distinct values in the order of their first appearance, and for each value its number among them."""
+    dtype = node.dtype("out_idx")
+    if node.dtype("T").startswith("float"):
+        raise NotOurs  # of NaN
+
+    def run(x: Array) -> tuple[Array, Array]:
+        check(x.ndim == 1, "values to make distinct have one axis")
+        if len(x) > _SORTED and not x.dtype.hasobject:
+            values, first, of = np.unique(x, return_index=True, return_inverse=True)
+            order = np.argsort(first)
+            rank = np.empty(len(order), dtype)
+            rank[order] = np.arange(len(order))
+            return values[order], rank[of]
+        seen: dict[Any, int] = {}
+        number = [seen.setdefault(value, len(seen)) for value in x.tolist()]
+        kept = objects([*seen], (len(seen),)) if x.dtype.hasobject else np.array([*seen], x.dtype)
+        return kept, np.array(number, dtype)
+
+    return run
+
+
+@host_op("RaggedTensorToTensor")
+def ragged_to_tensor(node: HostNode) -> Run:
+    """A dense tensor of ragged rows, cut or filled up with a default. Rows by their splits, or by the row of each value."""
+    kinds = tuple(node.attrs["row_partition_types"])
+    by_rows = kinds[:1] == ("FIRST_DIM_SIZE",)
+    if not kinds or any(kind != ("VALUE_ROWIDS" if by_rows else "ROW_SPLITS") for kind in kinds[by_rows:]):
+        raise NotOurs
+
+    def run(shape: Array, values: Array, default: Array, *parts: Array) -> Array:
+        counts = []
+        rows = int(parts[0]) if by_rows else len(parts[0]) - 1
+        sizes = [rows]
+        for part in parts[by_rows:]:
+            count = np.bincount(part, minlength=rows) if by_rows else np.diff(part)
+            counts.append(count)
+            sizes.append(int(count.max(initial=0)))
+            rows = int(count.sum())
+        check(rows == len(values), f"there are {len(values)} values for {rows} places")
+        wanted = shape.tolist() if shape.ndim else [-1] * (len(sizes) + values.ndim - 1)
+        inner = values.shape[1:]
+        sizes = [size if given < 0 else given for size, given in zip(sizes, wanted, strict=False)]
+        made = np.full((*sizes, *inner), default if default.ndim else default[()], values.dtype)
+        index, keep = [np.arange(len(counts[0]))], np.ones(len(counts[0]), bool)
+        for count in counts:
+            column = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+            index = [*(np.repeat(one, count) for one in index), column]
+            keep = np.repeat(keep, count)
+        for one, size in zip(index, sizes, strict=True):
+            keep &= one < size
+        made[tuple(one[keep] for one in index)] = values[keep]
+        return made
+
+    return run
+
+
+@host_op("SparseCross")
+def sparse_cross(node: HostNode) -> Run:
+    """All combinations of the features of each row, one of each column, hashed: a sparse tensor."""
+    attrs = node.attrs
+    if not attrs["hashed_output"]:
+        raise NotOurs
+    count, dense, buckets = int(attrs["N"]), len(attrs["dense_types"]), int(attrs["num_buckets"])
+    salt = np.uint64(int(attrs["hash_key"]) & (1 << 64) - 1)
+
+    def column(values: Array) -> Array:
+        flat = values.reshape(-1)
+        return hashes(flat) if flat.dtype.hasobject else flat.astype(np.int64).view(np.uint64)
+
+    def run(*inputs: Array) -> tuple[Array, Array, Array]:
+        indices, values, shapes = inputs[:count], inputs[count : 2 * count], inputs[2 * count : 3 * count]
+        rows = int(shapes[0][0]) if count else len(inputs[-1])
+        columns = [column(value) for value in (*values, *inputs[len(inputs) - dense :])]
+        starts = [np.append(0, np.cumsum(np.bincount(index[:, 0], minlength=rows))) for index in indices]
+        starts += [np.arange(rows + 1) * value.shape[1] for value in inputs[len(inputs) - dense :] if dense]
+        total, last = np.diff(starts[0]), buckets or np.iinfo(np.int64).max
+        for start in starts[1:]:
+            total = total * np.diff(start)
+        size = int(total.sum())
+        shape = np.array([rows, total.max(initial=0)], np.int64)
+        if (library := native()) is not None:
+            places, made = np.empty((size, 2), np.int64), np.empty(size, np.int64)
+            of_values, of_starts = (
+                struct.pack(f"{len(some)}P", *(one.ctypes.data for one in some)) for some in (columns, starts)
+            )
+            library.cross_columns(
+                len(columns), of_values, of_starts, rows, int(salt), last, places.ctypes.data, made.ctypes.data
+            )
+            return places, made, shape
+        row = np.repeat(np.arange(rows), total)
+        number = np.arange(size) - np.repeat(np.cumsum(total) - total, total)
+        hashed, left, picks = np.full(size, salt, np.uint64), number, []
+        for value, start in zip(reversed(columns), reversed(starts), strict=True):  # the last column changes fastest
+            each = np.diff(start)[row]
+            picks.append(value[start[row] + left % each] if size else value[:0])
+            left = left // each
+        for pick in reversed(picks):
+            hashed = concatenated(hashed, pick)
+        return np.stack([row, number], 1), (hashed % np.uint64(last)).astype(np.int64), shape
+
+    return run
+
+
+@host_op("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+def sparse_segments(node: HostNode) -> Run:
+    """Rows of a table, summed per segment, of which the ids do not decrease."""
+    if node.dtype("T") not in ("float32", "float64"):
+        raise NotOurs
+
+    def run(data: Array, indices: Array, ids: Array) -> Array:
+        made = np.zeros((int(ids[-1]) + 1 if len(ids) else 0, *data.shape[1:]), data.dtype)
+        if not len(ids):
+            return made
+        check(indices.min() >= 0 and ids[0] >= 0, "an index or a segment is negative")
+        steps = np.diff(ids)
+        check((steps >= 0).all(), "segment ids are not increasing")
+        first = np.append(0, np.flatnonzero(steps) + 1)
+        sums = np.add.reduceat(data.take(indices, 0), first, 0)
+        if node.op != "SparseSegmentSum":
+            counts = np.diff(np.append(first, len(ids))).astype(data.dtype)
+            counts = counts if node.op.endswith("Mean") else np.sqrt(counts)
+            sums /= counts.reshape(-1, *[1] * (data.ndim - 1))
+        made[ids[first]] = sums
+        return made
+
+    return run

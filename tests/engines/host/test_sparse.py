@@ -1,0 +1,133 @@
+"""Host ops on sparse and ragged tensors beside TensorFlow's kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.campaign import examples
+from tests.engines.host.kernels import REFUSED, agree, texts
+
+pytestmark = pytest.mark.tf
+
+WORDS = [b"", b"a", b"bb", b"\xff", b"ccc", b"a"]
+
+
+@st.composite
+def sparse(draw, rows, strings):
+    """A sparse tensor of some rows."""
+    counts = draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows))
+    indices = [(row, column) for row, count in enumerate(counts) for column in range(count)]
+    numbers = draw(st.lists(st.integers(-5, 5), min_size=len(indices), max_size=len(indices)))
+    values = texts(*(WORDS[number] for number in numbers)) if strings else np.array(numbers, np.int64)
+    shape = np.array([rows, max([*counts, draw(st.integers(0, 2))])])
+    return np.array(indices, np.int64).reshape(-1, 2), values, shape
+
+
+@settings(max_examples=examples(20, 80), deadline=None)
+@given(st.data(), st.integers(0, 4), st.booleans())
+def test_dense_and_filled(data, rows, strings):
+    indices, values, shape = data.draw(sparse(rows, strings))
+    default = np.array(b"none", object) if strings else np.array(-1)
+    agree("SparseToDense", sparse_indices=indices, output_shape=shape, sparse_values=values, default_value=default)
+    order = np.argsort(data.draw(st.permutations(range(len(values)))) or [0])[: len(values)]
+    mixed = indices[order], values[order]
+    for i, v in ((indices, values), mixed):
+        agree("SparseFillEmptyRows", indices=i, values=v, dense_shape=shape, default_value=default)
+
+
+def test_indices_that_are_out_of_bounds_or_repeated_are_refused():
+    values, default = np.array([1, 2]), np.array(0)
+    for indices in ([[0, 1], [0, 1]], [[1, 0], [0, 0]], [[0, 0], [2, 0]], [[-1, 0], [0, 0]]):
+        given = {"sparse_indices": np.array(indices), "output_shape": np.array([2, 2]), "sparse_values": values}
+        assert agree("SparseToDense", **given, default_value=default) == REFUSED
+    once = {"sparse_indices": np.array([3, 1]), "output_shape": np.array([4]), "sparse_values": np.array(9)}
+    agree("SparseToDense", **once, default_value=default, validate_indices=False)
+
+
+@settings(max_examples=examples(15, 60), deadline=None)
+@given(st.data(), st.sampled_from([[2, 6], [-1, 3], [3, -1, 2], [12], [5, -1], [4, 3], [0, -1]]))
+def test_other_shapes(data, wanted):
+    indices, _, _ = data.draw(sparse(4, False))
+    shape = np.array([4, 3])
+    agree("SparseReshape", input_indices=indices, input_shape=shape, new_shape=np.array(wanted))
+
+
+@settings(max_examples=examples(20, 80), deadline=None)
+@given(
+    st.data(), st.integers(0, 4), st.integers(0, 2), st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=2)
+)
+def test_crosses(data, rows, count, dense):
+    if not count and not dense:
+        return
+    columns = [data.draw(sparse(rows, data.draw(st.booleans()))) for _ in range(count)]
+    wide = [
+        texts(*(WORDS * 3)[: rows * width]).reshape(rows, width)
+        if strings
+        else np.arange(rows * width).reshape(rows, width) - 3
+        for strings, width in dense
+    ]
+    agree(
+        "SparseCross",
+        indices=[one[0] for one in columns],
+        values=[one[1] for one in columns],
+        shapes=[one[2] for one in columns],
+        dense_inputs=wide,
+        hashed_output=True,
+        num_buckets=data.draw(st.sampled_from([0, 1, 50])),
+        hash_key=data.draw(st.sampled_from([956888297470, -1])),
+        out_type=np.int64,
+        internal_type=np.int64,
+    )
+
+
+@settings(max_examples=examples(20, 80), deadline=None)
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    st.booleans(),
+    st.sampled_from([[-1, -1], [-1, 2], [3, -1], [2, 6]]),
+    st.booleans(),
+)
+def test_ragged_rows(counts, strings, shape, by_rows):
+    total = sum(counts)
+    values = texts(*(WORDS * 3)[:total]) if strings else np.arange(total)
+    splits = np.array([0, *np.cumsum(counts)])
+    rows = [np.array(len(counts)), np.repeat(np.arange(len(counts)), counts)]
+    agree(
+        "RaggedTensorToTensor",
+        shape=np.array(shape),
+        values=values,
+        default_value=np.array(b"-", object) if strings else np.array(-1),
+        row_partition_tensors=rows if by_rows else [splits],
+        row_partition_types=["FIRST_DIM_SIZE", "VALUE_ROWIDS"] if by_rows else ["ROW_SPLITS"],
+    )
+
+
+def test_two_ragged_axes_and_inner_ones():
+    given = {"default_value": np.array(-1.0, np.float32), "row_partition_types": ["ROW_SPLITS", "ROW_SPLITS"]}
+    parts = [np.array([0, 2, 2, 3]), np.array([0, 1, 4, 4])]
+    agree(
+        "RaggedTensorToTensor",
+        shape=np.array([-1, -1, -1]),
+        values=np.arange(4, dtype=np.float32),
+        row_partition_tensors=parts,
+        **given,
+    )
+    agree(
+        "RaggedTensorToTensor",
+        shape=np.array([2, 1, 2]),
+        values=np.arange(4, dtype=np.float32),
+        row_partition_tensors=parts,
+        **given,
+    )
+    pairs = np.arange(8, dtype=np.float32).reshape(4, 2)
+    agree("RaggedTensorToTensor", shape=np.array([-1, -1, -1, 2]), values=pairs, row_partition_tensors=parts, **given)
+
+
+def test_places_and_distinct_values():
+    agree("Where", condition=np.array([[True, False], [True, True]]))
+    agree("Unique", x=texts(b"b", b"a", b"b", b"", b"a"), out_idx=np.int32)
+    agree("Unique", x=np.array([3, 1, 3, -1]), out_idx=np.int64)
+    agree("Unique", x=np.array([], np.int64), out_idx=np.int32)

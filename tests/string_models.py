@@ -1,0 +1,160 @@
+"""Models of recommenders that are fed strings: Keras' two-tower and wide-and-deep, an Estimator's export, and one of TF Ranking's kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+USERS = [f"user_{number}" for number in range(50)]
+WORDS = [b"user_3", b"user_47", b"", b"\xff\xfe\x00x", b"nobody", "ümläut".encode(), b"user_3", b"x" * 300]
+
+
+def strings(*items: bytes) -> NDArray[Any]:
+    """A vector of strings."""
+    made = np.empty(len(items), object)
+    made[:] = items
+    return made
+
+
+def two_tower(path: Path) -> dict[str, NDArray[Any]]:
+    """Lookups with several out-of-vocabulary buckets and with masks, of words and of numbers, and hashes with and without a salt."""
+    import keras
+    from keras import layers
+
+    user, item, city = (keras.Input((), dtype="string", name=name) for name in ("user", "item", "city"))
+    year, tags = keras.Input((), dtype="int64", name="year"), keras.Input((3,), dtype="string", name="tags")
+    ids = layers.StringLookup(vocabulary=USERS, num_oov_indices=2)(user)
+    years = layers.IntegerLookup(vocabulary=[*range(1990, 2000)], num_oov_indices=1)(year)
+    some = layers.StringLookup(vocabulary=USERS, mask_token="", num_oov_indices=1, output_mode="multi_hot")(tags)
+    hashed = [layers.Hashing(64)(item), layers.Hashing(64, salt=[3, 5])(city), layers.Hashing(64, mask_value="")(item)]
+    left = layers.Concatenate()([layers.Embedding(53, 4)(ids), layers.Embedding(12, 4)(years), layers.Dense(4)(some)])
+    right = layers.Concatenate()([layers.Embedding(64, 4)(one) for one in hashed])
+    scores = layers.Dot(1)([layers.Dense(8, activation="relu")(left), layers.Dense(8)(right)])
+    keras.Model([user, item, city, year, tags], scores).export(str(path), verbose=False)
+    return {
+        "user": strings(*WORDS),
+        "item": strings(*WORDS[::-1]),
+        "city": strings(*WORDS),
+        "year": np.array([1990, 1999, 2050, -1, 0, 1995, 1995, 2**62]),
+        "tags": strings(*[b"user_1", b"", b"zz"] * 7, b"", b"", b"").reshape(8, 3),
+    }
+
+
+def wide_deep(path: Path) -> dict[str, NDArray[Any]]:
+    """Crosses of words and numbers, as ids and as one-hot vectors."""
+    import keras
+    from keras import layers
+
+    word, number = keras.Input((1,), dtype="string", name="word"), keras.Input((1,), dtype="int32", name="number")
+    wide = layers.HashedCrossing(20, output_mode="one_hot")((word, number))
+    deep = layers.Flatten()(layers.Embedding(50, 4)(layers.HashedCrossing(50)((word, number))))
+    scores = layers.Dense(1)(layers.Concatenate()([layers.Dense(4, activation="relu")(deep), wide]))
+    keras.Model([word, number], scores).export(str(path), verbose=False)
+    return {"word": strings(*WORDS)[:, None], "number": np.arange(8, dtype=np.int32)[:, None] - 3}
+
+
+def example(**features: list[Any]) -> bytes:
+    """A serialized `tf.Example`; a feature without values has no list."""
+    import tensorflow as tf
+
+    made = tf.train.Example()
+    for name, values in features.items():
+        feature = made.features.feature[name]
+        if values:
+            kind = {bytes: "bytes_list", int: "int64_list", float: "float_list"}[type(values[0])]
+            getattr(feature, kind).value.extend(values)
+    return made.SerializeToString()
+
+
+def estimator(path: Path) -> dict[str, NDArray[Any]]:
+    """Feature columns over examples, as an Estimator exports them: a vocabulary file, a list, hashes, and a cross."""
+    import tensorflow as tf
+
+    v1, columns = tf.compat.v1, tf.feature_column
+    vocabulary = path.with_suffix(".txt")
+    vocabulary.write_text("red\ngreen\nblue\n")
+    with tf.Graph().as_default():
+        serialized = v1.placeholder(tf.string, [None], name="examples")
+        color = columns.categorical_column_with_vocabulary_file("color", str(vocabulary), num_oov_buckets=1)
+        tags = columns.categorical_column_with_hash_bucket("tags", 20)
+        size = columns.categorical_column_with_vocabulary_list("size", ["s", "m", "l"], default_value=0)
+        some = [
+            columns.numeric_column("price"),
+            columns.indicator_column(color),
+            columns.embedding_column(tags, 4, combiner="mean"),
+            columns.indicator_column(columns.crossed_column(["color", "size"], 10)),
+            columns.embedding_column(size, 3),
+        ]
+        features = tf.io.parse_example(serialized, columns.make_parse_example_spec(some))
+        x = v1.feature_column.input_layer(features, some)
+        score = tf.sigmoid(x @ v1.get_variable("w", [x.shape[1], 1]), name="score")
+        with v1.Session() as session:
+            session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+            v1.saved_model.simple_save(
+                session, str(path), {"examples": serialized}, {"score": score}, legacy_init_op=v1.tables_initializer()
+            )
+    rows = [
+        example(price=[1.5], color=[b"red", b"??"], tags=[b"a", b"b", b"\xff"], size=[b"m"]),
+        example(price=[2.0], size=[b"l"], color=[]),
+        example(price=[0.0], color=[b"green"], tags=[], size=[b"zzz"]),
+        example(price=[-1.0], color=[b""], size=[b"s", b"m"]),
+        example(price=[3.0]),
+        example(price=[3.0], unknown=[1]),
+        example(price=[4.0], color=[b"blue"] * 3, size=[b"s"]),
+        example(price=[9.0], tags=[b"t"] * 20),
+    ]
+    return {"examples": strings(*rows)}
+
+
+def ranking(path: Path) -> dict[str, NDArray[Any]]:
+    """Examples parsed in the signature, ragged and sparse features padded to one size, words made alike before they are looked up."""
+    import tensorflow as tf
+
+    lookup, io = tf.lookup, tf.io
+
+    class Ranker(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            users = lookup.KeyValueTensorInitializer(tf.constant(USERS), tf.range(50, dtype=tf.int64))
+            sizes = lookup.KeyValueTensorInitializer(tf.constant(["a", "b"]), tf.constant([1.0, 2.0]))
+            self.users, self.sizes = lookup.StaticVocabularyTable(users, 3), lookup.StaticHashTable(sizes, -1.0)
+            self.rows = tf.Variable(np.random.default_rng(0).standard_normal((53, 4)).astype(np.float32))
+            self.weights = tf.Variable(np.random.default_rng(1).standard_normal((6, 1)).astype(np.float32))
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="examples")])  # type: ignore[misc]
+        def __call__(self, examples: Any) -> Any:
+            spec = {
+                "user": io.FixedLenFeature([], tf.string, ""),
+                "x": io.FixedLenFeature([1], tf.float32, [0.0]),
+                "tags": io.VarLenFeature(tf.string),
+                "history": io.RaggedFeature(tf.int64),
+                "size": io.FixedLenFeature([], tf.string, "b"),
+            }
+            found = io.parse_example(examples, spec)
+            tags = tf.sparse.to_dense(found["tags"], default_value="")[:, :3]
+            said = tf.reduce_sum(tf.cast(tf.not_equal(tags, ""), tf.float32), 1, keepdims=True)
+            history = tf.cast(found["history"].to_tensor(0, shape=[None, 4]), tf.float32)
+            size = self.sizes.lookup(tf.strings.lower(tf.strings.strip(found["size"])))
+            more = found["x"] + said + 0.1 * tf.reduce_sum(history, 1, keepdims=True)
+            x = tf.concat([tf.gather(self.rows, self.users.lookup(found["user"])), more, size[:, None]], 1)
+            return {"score": tf.sigmoid(x @ self.weights)}
+
+    model = Ranker()
+    tf.saved_model.save(model, str(path), signatures={"serving_default": model.__call__})
+    rows = [
+        example(user=[b"user_5"], x=[2.0], tags=[b"a", b"", b"b", b"c"], history=[1, 2, 3, 4, 5, 6], size=[b" A "]),
+        example(),
+        example(user=[b"nobody"], size=[b"\xffB"]),
+        example(tags=[b"x"]),
+        example(history=[-5]),
+        example(user=[b""], size=[b"b"]),
+        b"",
+        example(x=[1e9], unknown=[b"q"]),
+    ]
+    return {"examples": strings(*rows)}
+
+
+MODELS = {made.__name__: made for made in (two_tower, wide_deep, estimator, ranking)}
