@@ -80,7 +80,7 @@ def _no_gpu(needed: int = 1) -> str | None:
 
 
 # The few cycles that tests leave can wait: to look for them as often as Python does took a twentieth of all time.
-gc.set_threshold(20_000, 20, 20)
+gc.set_threshold(100_000, 20, 20)
 
 # What tests write need not outlive a power cut: each call waits for a disk. Tests of it put their own in its place.
 os.fsync = lambda _: None
@@ -116,6 +116,7 @@ def _settle() -> None:
     if loaded != _settled:
         if "tensorflow.python" in loaded - _settled:
             _trace_no_nodes()
+            _import_without_devices()
         _settled.update(loaded)
         gc.collect()
         gc.freeze()
@@ -128,6 +129,32 @@ def _trace_no_nodes() -> None:
 
     calls = tf_stack.extract_stack()
     tf_stack.extract_stack = lambda stacklevel=1: calls
+
+
+def _import_without_devices() -> None:
+    """TensorFlow asks each node of a graph that it imports with which others it is to be on a device, which raises an error for all that
+    say nothing of it. Where no node has a device, nothing follows from the answers, and they are a third of an import."""
+    from tensorflow.python.framework import importer, ops
+
+    class Made:
+        """A graph whose new operations are known already."""
+
+        def __init__(self, graph: ops.Graph, made: list[ops.Operation]) -> None:
+            self._graph, self._made = graph, made
+
+        def _add_new_tf_operations(self, **_: bool) -> list[ops.Operation]:
+            return self._made
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._graph, name)
+
+    def process(graph: ops.Graph) -> None:
+        made = graph._add_new_tf_operations(compute_devices=False)
+        if graph._device_function_stack.peek_objs() or any(one.device for one in made):
+            usual(Made(graph, made))
+
+    usual = importer._ProcessNewOps
+    importer._ProcessNewOps = process
 
 
 def _busy() -> str | None:

@@ -4,7 +4,8 @@
     forked.Popen(command, stdout=subprocess.PIPE, server=forked.TENSORFLOW)
 
 For commands whose work, signals and streams are tested. Where it is the start of a process that is tested (what is imported, variables that
-Python reads as it begins, limits), a new one is needed: `subprocess`. The exit of the interpreter is the same.
+Python reads as it begins, limits), a new one is needed: `subprocess`. The exit of the interpreter is the same,
+unless it is told to be quick.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import socket
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -39,40 +40,60 @@ ENGINE = ("torch", *COMMANDS, "msplit.engines.cuda.engine")
 
 COMPILER = (*ENGINE, "tests.engines.cuda.passes.pointwise_fusion.compiler")
 """The same with PyTorch's compiler."""
+
 POOLED = ("msplit.serving.pool.worker", "tests.serving.pool.remote")
 """Imports of a process of a pool in tests."""
 
 _SERVER = """
-import fcntl, gc, importlib, io, json, os, runpy, signal, socket, sys
+import atexit, fcntl, gc, importlib, io, json, logging, os, runpy, signal, socket, sys, threading
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-asks = socket.socket(fileno=int(sys.argv[1]))
 for name in sys.argv[2:]:
     importlib.import_module(name)
 assert len(os.listdir("/proc/self/task")) == 1, "a thread of an import would be missing in the copies"
 gc.freeze()
-while True:
-    text, given, _, _ = socket.recv_fds(asks, 1 << 20, 16)
-    if not text:
-        os._exit(0)
-    asked = json.loads(text)
-    if "ended" in asked:
-        asks.send(str(os.waitpid(asked["ended"], 0)[1]).encode())
-        continue
-    child = os.fork()
-    if not child:
-        break
-    for number in given:
-        os.close(number)
-    asks.send(str(child).encode())
 
-asks.close()
+def forked_for(asks):
+    # Forks whatever is asked for. Returns in each of these processes, with what was asked.
+    while True:
+        text, given, _, _ = socket.recv_fds(asks, 1 << 20, 16)
+        if not text:
+            os._exit(0)
+        asked = json.loads(text)
+        if "ended" in asked:
+            asks.send(str(os.waitpid(asked["ended"], 0)[1]).encode())
+            continue
+        child = os.fork()
+        if not child:
+            asks.close()
+            return asked, given
+        for number in given:
+            os.close(number)
+        asks.send(str(child).encode())
+
+asked, given = forked_for(socket.socket(fileno=int(sys.argv[1])))
+if asked["beside"]:
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = os.fork()
+    if server:
+        its.close()
+        sys.modules["tests.forked"].BESIDE = mine, server, frozenset(sys.modules)
+    else:
+        mine.close()
+        for number in given:
+            os.close(number)
+        for handler in [one for one in logging.getLogger().handlers if type(one) is logging.NullHandler]:
+            logging.getLogger().removeHandler(handler)  # of `tests/conftest.py`
+        asked, given = forked_for(its)
 if asked["session"]:
     os.setsid()
-moved = [fcntl.fcntl(number, fcntl.F_DUPFD, 512) for number in given[3:]]
+# What is passed on beside the three streams gets its own number: first out of the way of all of them, then to where it belongs.
+apart = [fcntl.fcntl(number, fcntl.F_DUPFD, 512) for number in given[3:]]
 for number in given[3:]:
     os.close(number)
-os.getppid = lambda: asked["parent"]  # who looks whether that is there is told by its pipes, too
+for number, wanted in zip(apart, asked["handles"], strict=True):
+    os.dup2(number, wanted)
+    os.close(number)
 for number, name in enumerate(("stdin", "stdout", "stderr")):
     os.dup2(given[number], number)
     os.close(given[number])
@@ -83,9 +104,6 @@ for number, name in enumerate(("stdin", "stdout", "stderr")):
     )
     setattr(sys, name, stream)
     setattr(sys, f"__{name}__", stream)
-for number, handle in zip(moved, asked["handles"]):
-    os.dup2(number, handle)
-    os.close(number)
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
@@ -94,24 +112,52 @@ os.environ.clear()
 os.environ.update(set_here | asked["environment"])
 os.chdir(asked["folder"])
 sys.path[:0] = [path for path in asked["environment"].get("PYTHONPATH", "").split(os.pathsep) if path]
+
+def run_quickly(run, *arguments, **options):
+    # Everything but the end of the interpreter, which destroys all objects that were loaded, one by one.
+    try:
+        run(*arguments, **options)
+        code = 0
+    except SystemExit as end:
+        if not (end.code is None or isinstance(end.code, int)):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 255)
+
+def run_whole(run, *arguments, **options):
+    run(*arguments, **options)
+
+how = run_quickly if asked["quick"] else run_whole
 first, *rest = asked["command"]
 sys.argv = [first, *rest[1:]] if first in ("-c", "-m") else [first, *rest]
 sys.path.insert(0, asked["folder"] if first in ("-c", "-m") else os.path.dirname(os.path.abspath(first)))
 if first == "-c":
-    exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    how(exec, compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
 elif first == "-m":
-    runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    how(runpy.run_module, rest[0], run_name="__main__", alter_sys=True)
 else:
-    runpy.run_path(first, run_name="__main__")
+    how(runpy.run_path, first, run_name="__main__")
 """
 
 
+BESIDE: tuple[socket.socket, int, frozenset[str]] | None = None
+"""Socket, number and modules of a process that was forked beside this one: a worker of pytest has one (`tests/preloaded.py`)."""
+
+
 @functools.cache
-def _server(imports: tuple[str, ...]) -> socket.socket:
-    """The socket of the process that is forked. It ends with this one."""
+def _server(imports: tuple[str, ...]) -> tuple[socket.socket, int]:
+    """The socket and the number of the process that is forked. It ends with this one."""
+    if BESIDE and imports in (TENSORFLOW, COMPILER) and BESIDE[2].issuperset(imports):
+        return _beside(*BESIDE[:2])
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"} if "tensorflow" in imports else {}  # as msplit sets it
+        quiet = (
+            {"TF_CPP_MIN_LOG_LEVEL": "2"} if {"tensorflow", "tests.preloaded"} & {*imports} else {}
+        )  # as msplit sets it
         path = os.pathsep.join(
             [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         )  # where there is no environment of its own
@@ -126,7 +172,14 @@ def _server(imports: tuple[str, ...]) -> socket.socket:
         )
     atexit.register(process.wait)
     atexit.register(mine.close)
-    return mine
+    return mine, process.pid
+
+
+@functools.cache
+def _beside(mine: socket.socket, pid: int) -> tuple[socket.socket, int]:
+    atexit.register(os.waitpid, pid, 0)
+    atexit.register(mine.close)
+    return mine, pid
 
 
 _ONE = threading.Lock()
@@ -140,10 +193,25 @@ def _answer(server: socket.socket) -> int:
 
 
 class Popen(subprocess.Popen[Any]):
-    """A forked process, to be used as `subprocess.Popen`; of its options those that tests need."""
+    """A forked process, to be used as `subprocess.Popen`; of its options those that tests need.
 
-    def __init__(self, command: list[str], *, server: tuple[str, ...] = COMMANDS, **options: Any) -> None:
-        self._server = _server(server)
+    Args:
+        server: Imports of the process that is forked.
+        beside: Another one is forked for what the new process has to fork itself.
+        quick: Its interpreter is not taken down at its end: half a second, where TensorFlow is loaded.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        server: tuple[str, ...] = COMMANDS,
+        beside: bool = False,
+        quick: bool = False,
+        **options: Any,
+    ) -> None:
+        self._server, _ = _server(server)
+        self._how = {"beside": beside, "quick": quick}
         super().__init__(command, **options)
 
     def _execute_child(
@@ -155,10 +223,10 @@ class Popen(subprocess.Popen[Any]):
         asked = {
             "command": [os.fspath(argument) for argument in args[1:]],
             "environment": dict(os.environ if env is None else env),
+            **self._how,
+            "handles": list(pass_fds),
             "folder": os.fspath(cwd or os.getcwd()),
-            "handles": pass_fds,
-            "parent": os.getpid(),
-            "session": rest[14],
+            "session": rest[14],  # start_new_session
             "ignored": [
                 int(number)
                 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
@@ -189,6 +257,26 @@ class Popen(subprocess.Popen[Any]):
         return self.returncode
 
 
+class Own(Popen):
+    """A process of `msplit.engines.process`. It ends with the one that is told to it: here, that which is forked."""
+
+    def __init__(self, command: list[str], *, server: tuple[str, ...] = TENSORFLOW, **options: Any) -> None:
+        _, parent = _server(server)
+        super().__init__([*command[:-1], str(parent)], server=server, quick=True, **options)
+
+
+OWN = SimpleNamespace(Popen=Own, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+"""To be put in the place of `subprocess` in `msplit.engines.process`."""
+
+
+@contextlib.contextmanager
+def instead(server: tuple[str, ...]) -> Iterator[None]:
+    """Has `msplit.engines.process.Process` fork its processes, from one with these imports."""
+    own = SimpleNamespace(**{**vars(OWN), "Popen": functools.partial(Own, server=server)})
+    with mock.patch("msplit.engines.process.subprocess", own):
+        yield
+
+
 def run(
     command: list[str],
     *,
@@ -210,11 +298,3 @@ def run(
     if check:
         done.check_returncode()
     return done
-
-
-@contextlib.contextmanager
-def instead(server: tuple[str, ...]) -> Iterator[None]:
-    """Has `msplit.engines.process.Process` fork its processes."""
-    own = types.SimpleNamespace(**{**vars(subprocess), "Popen": functools.partial(Popen, server=server)})
-    with mock.patch("msplit.engines.process.subprocess", own):
-        yield

@@ -9,6 +9,7 @@ but ids. What cancels out moves more: how much TensorFlow says (`tolerances`, `s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -179,6 +180,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@functools.lru_cache(maxsize=4)
 def training(seed: int, most: int = 5) -> Training:
     """A random network of up to so many blocks whose weights are variables, with an optimizer."""
     import tensorflow as tf

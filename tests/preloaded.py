@@ -45,7 +45,13 @@ def fork_workers(config: pytest.Config) -> None:
         try:
             command = [one for one in arguments if one not in ("-u", "-B")]
             io.popen = forked.Popen(
-                command, server=(__name__,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_without(_VARIABLE)
+                command,
+                server=(__name__,),
+                beside=True,
+                quick=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=_without(_VARIABLE),
             )
         except (OSError, AssertionError) as error:
             sys.stderr.write(f"workers begin anew, since there is no process to be forked: {error}\n")
@@ -90,8 +96,9 @@ def _load(arguments: list[str]) -> None:
     if "tensorflow" in sys.modules:
         for name in forked.TENSORFLOW:
             importlib.import_module(name)
-    if compiler := sys.modules.get("msplit.engines.cuda.passes.pointwise_fusion.fuse"):
-        compiler.load()
+    if "msplit.engines.cuda.passes.pointwise_fusion.fuse" in sys.modules:
+        for name in forked.COMPILER:
+            importlib.import_module(name)
 
 
 LOADED = _VARIABLE in os.environ

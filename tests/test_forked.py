@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -26,8 +27,9 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_forked_process_is_as_a_new_one(command: str) -> None:
+def test_a_forked_process_is_as_a_new_one(command: str, quick: bool) -> None:
     def ended(run: Any) -> tuple[int, bytes, bytes]:
         done = run(
             [sys.executable, *COMMANDS[command]],
@@ -38,7 +40,7 @@ def test_a_forked_process_is_as_a_new_one(command: str) -> None:
         )
         return done.returncode, done.stdout, done.stderr
 
-    assert ended(forked.run) == ended(subprocess.run)
+    assert ended(functools.partial(forked.run, quick=quick)) == ended(subprocess.run)
 
 
 def test_a_script_is_run_with_what_lies_beside_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import msplit
 from msplit import errors
+from tests import forked
 
 ROOT = Path(__file__).parents[1]
 
@@ -116,5 +117,6 @@ for name in ("load", "analyze", "assign", "save", "emit", "bench", "check", "str
     found = getattr(msplit, name)
     assert callable(found) and type(found).__name__ in ("function", "type"), (name, found)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    command = [sys.executable, "-c", code]
+    done = forked.run(command, server=forked.TENSORFLOW, quick=True, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

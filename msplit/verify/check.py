@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,9 @@ Pair = tuple[Running, Running, Precision]
 Compared = Callable[..., ModelComparison]
 """Compares outputs, of what is got and what is expected, in a precision, of all that are held against each other."""
 
+
+Emulated = dict[Callable[..., Any], Callable[[], Any]]
+"""What emulating a step in a way gives, by the function that does so; it is done once, and where it is asked for."""
 
 UNCHANGED = "the graph op by op"
 """Name of runs of our engine without any rewriting, where TensorFlow is not asked."""
@@ -276,27 +279,27 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
 
 
 def _verify_ops(built: Sequence[Running], how: Verification, own: Mapping[Running, Precision]) -> None:
-    """Compares each op by itself with TensorFlow, on random inputs and on the first edges: of everything in IEEE precision on one GPU that
-    runs a graph of its own."""
+    """Compares each op by itself with TensorFlow, on random inputs and on the first edges: of everything in IEEE precision that runs a
+    graph of its own, whole on each device."""
     kinds = [RANDOM, *[kind for kind in how.kinds if kind.name is InputKindName.EDGES][:1]]
-    seen: list[Any] = []
+    refused: dict[Any, dict[str, ModelComparison]] = {}
     for one in built:
-        job = one.variant.job
-        options = job.options
-        several = bool(options.split or options.devices) or options.shards is not None
+        options = replace(one.variant.job.options, devices=())  # each of which runs the whole graph
+        job = replace(one.variant.job, options=options)
+        several = bool(options.split) or options.shards is not None
         if not isinstance(one.variant.engine, CudaEngine) or not own[one].ieee or several or one.executable is None:
             continue
         compiled = one.variant.engine.compile(job)
-        if any(compiled is other for other in seen):
-            continue
-        found = {"special values": compare_special(compiled, job)}
-        with TensorFlowValues(job) as tensorflow:
-            for kind in filter(how.runs_on, kinds):
-                inputs = how.made(how.settings.seed + 1, kind)
-                found[f"{kind.name} inputs"] = compare_ops(compiled, job, inputs, tensorflow)
-        refused = {f"{OP_BY_OP}, on {name}": result for name, result in found.items() if not result.passed}
-        one.checks += [OutputCheck(name, own[one], 1, result) for name, result in refused.items()]
-        seen.append(compiled)
+        # Those of a GPU differ by what was timed; a CPU has one way to run an op.
+        runs = compiled if options.on_gpu else compiled.kernels()
+        if runs not in refused:
+            found = {"special values": compare_special(compiled, job)}
+            with TensorFlowValues(job) as tensorflow:
+                for kind in filter(how.runs_on, kinds):
+                    inputs = how.made(how.settings.seed + 1, kind)
+                    found[f"{kind.name} inputs"] = compare_ops(compiled, job, inputs, tensorflow)
+            refused[runs] = {f"{OP_BY_OP}, on {name}": result for name, result in found.items() if not result.passed}
+        one.checks += [OutputCheck(name, own[one], 1, result) for name, result in refused[runs].items()]
 
 
 def _verify_beside(
@@ -318,11 +321,13 @@ def _verify_beside(
 
     begun = from_the_same_values()
     if reference is not None:
+        emulated: Emulated = {}
         for number, one in enumerate(built):
             how.tell(f"verifying {one.variant.label}", number / len(built))
             with phase("verifying outputs"):
                 outputs = one.step(reference.feeds)
-                comparison = _held(compared, one, own[one], outputs, reference.outputs, reference.feeds, begun)
+                steps = _steps(one, one, [reference.feeds], begun, {}, emulated)
+                comparison = _held(compared, one, own[one], outputs, reference.outputs, steps)
             one.checks.append(OutputCheck(reference.source, own[one], 1, comparison))
         if truth is not None and not how.kinds and state.keys() <= {STEPS}:  # what is drawn at random in a second step
             expected = [truth.step(reference.feeds) for _ in range(2)][1]
@@ -461,7 +466,7 @@ def _verify_special(
             none = [name for name, value in expected.items() if value.dtype.kind == "f" and np.isnan(value).all()]
             if none and truth.variant.label == UNCHANGED:
                 how.refuse(kind, f"{none[0]} is NaN there in every variant")
-            taken = _steps(truth, ours[0], fed, begun, {})
+            taken = _steps(truth, ours[0], fed, begun, {}, {})
             to_come = (
                 stepping.announcing(fed, come=kind is RANDOM)
                 if before and not alone
@@ -511,13 +516,15 @@ def _announced(
         return
     sets = [how.fresh(seed) for seed in (how.settings.seed, how.settings.seed + 1)]
     try:
-        expected = {id(feeds): stepping.run_steps(truth, [feeds], {})[0] for feeds in sets}
+        expected = {id(feeds): (stepping.run_steps(truth, [feeds], {})[0], Emulated()) for feeds in sets}
         for one in ours:
             steps, mine = stepping.announced(*sets), dict[int, Arrays]()
             outputs = stepping.run_announcing(one, [{}, {}, {}], steps)
             refused = False
             for (_, feeds, _), got in zip(steps, outputs, strict=True):
-                comparison = _held(compared, one, own[one], got, expected[id(feeds)], feeds, {}, refused=refused)
+                right, asked = expected[id(feeds)]
+                taken = _steps(one, one, [feeds], {}, {}, asked)
+                comparison = _held(compared, one, own[one], got, right, taken, refused=refused)
                 refused = refused or not comparison.passed
                 yield one, comparison
                 mine[id(feeds)] = got
@@ -540,24 +547,32 @@ def _held(
     precision: Precision,
     outputs: Arrays,
     expected: Arrays,
-    fed: Arrays,
-    begun: Arrays,
+    taken: stepping.Steps,
     *,
     refused: bool = False,
 ) -> ModelComparison:
     """Compares outputs of a step with TensorFlow's; where they differ, as closely as rough functions allow."""
-    taken = replace(_steps(one, one, [fed], begun, {}), in_tf32=None)
-    return taken.compared(partial(compared, outputs), expected, precision, one, moved=False, refused=refused)
+    return replace(taken, in_tf32=None).compared(
+        partial(compared, outputs), expected, precision, one, moved=False, refused=refused
+    )
 
 
 def _steps(
-    truth: Running, one: Running, fed: Sequence[Arrays], begun: Arrays, known: dict[Precision, dict[str, float]]
+    truth: Running,
+    one: Running,
+    fed: Sequence[Arrays],
+    begun: Arrays,
+    known: dict[Precision, dict[str, float]],
+    asked: Emulated,
 ) -> stepping.Steps:
-    """Steps that one is held to, and what rounding to TF32 does to them on our engine, if it runs them alone."""
+    """Steps that one is held to, and what rounding to TF32 does to them on our engine, if it runs them alone; `asked` of the same steps of
+    another variant is the same."""
     job = one.variant.job
-    alone = isinstance(one.variant.engine, CudaEngine) and not job.options.split and job.options.shards is None
-    in_tf32, rough = (partial(tf32_tolerances, job, fed, begun), partial(roughness, job, fed, begun))
-    return stepping.Steps(truth, fed, begun, in_tf32 if alone else None, rough if alone else None, known)
+    if not isinstance(one.variant.engine, CudaEngine) or job.options.split or job.options.shards is not None:
+        return stepping.Steps(truth, fed, begun, None, None, known)
+    if not asked:
+        asked |= {emulate: cache(partial(emulate, job, fed, begun)) for emulate in (tf32_tolerances, roughness)}
+    return stepping.Steps(truth, fed, begun, asked[tf32_tolerances], asked[roughness], known)
 
 
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:
@@ -569,8 +584,10 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
         held = list(dict.fromkeys(each for pair in pairs for each in pair[:2]))
         begun = stepping.begin(held, state)
         made = {each: stepping.variables_after(each, [feeds], begun) for each in held}
+        asked, steps = Emulated(), dict[tuple[Running, bool], stepping.Steps]()
         for index, (one, partner, precision) in enumerate(pairs):
-            taken = _steps(partner, one, [feeds], begun, known.setdefault(partner, {}))
+            taken = _steps(partner, one, [feeds], begun, known.setdefault(partner, {}), asked)
+            taken = steps.setdefault((partner, taken.rough is None), taken)
             compared = taken.learned(made[one], made[partner], precision, how.settings.tolerance, how.leave_out)
             found.setdefault(index, []).append(compared)
     for index, comparisons in found.items():

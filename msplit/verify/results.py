@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import chain, cycle
 from typing import Any
 
@@ -434,10 +435,12 @@ class Roughness:
     exact: Ran
     rough: Sequence[Ran]
 
+    @cached_property
     def of_outputs(self) -> dict[str, float]:
         """Tolerance of each output: three times as far as rough functions move it."""
         return carried(compare(outputs, self.exact[0]) for outputs, _ in self.rough)
 
+    @cached_property
     def of_variables(self) -> dict[str, float]:
         """Tolerance of each variable and its change."""
         return carried(compare_state(after, self.exact[1], {}, self.state) for _, after in self.rough)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays
-from msplit.verify.compare import SMALLEST_SCALE, compare, distance, tolerance_of, with_changes
+from msplit.verify.compare import SMALLEST_SCALE, compare, distance, norm, tolerance_of, with_changes
 
 _STATE = {
     Precision.IEEE: (1e-4, 2.0**-15),
@@ -112,15 +112,14 @@ def least_state_tolerances(
     least = _STATE[precision][0] if tolerance is None else tolerance
     found = {}
     for name, value in with_changes(after, state).items():
-        kind = value.dtype.name
-        if tolerance_of(kind):
+        if tolerance_of(value.dtype.name):
             found[name] = least
         if name not in after:
-            changed = value != 0 if value.any() else np.ones_like(value, bool)
-            whole = np.asarray(after[name.removeprefix("change of ")])[changed].astype(np.complex128)
-            size = float(np.linalg.norm(value.astype(np.complex128)))
-            places = 4 * float(finfo(value.dtype).eps) * float(np.linalg.norm(whole))
-            found[name] = max(least, places / max(size, SMALLEST_SCALE * value.size**0.5, 1e-300))
+            whole, changed = np.asarray(after[name.removeprefix("change of ")]), value != 0
+            if changed.any() and not changed.all():
+                whole = whole[changed]
+            places = 4 * float(finfo(value.dtype).eps) * norm(whole)
+            found[name] = max(least, places / max(norm(value), SMALLEST_SCALE * value.size**0.5, 1e-300))
     return found
 
 

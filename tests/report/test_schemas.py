@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -22,6 +26,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs
 from msplit.report import assignment, benchmark, document
 from msplit.run.tuning import TuneSettings
+from tests import forked
 from tests.assignment.test_plans import QUICK
 from tests.cli.runner import ROOT, SAMPLES, fine
 
@@ -122,8 +127,15 @@ def test_other_answers_of_these_commands(tmp_path: Path) -> None:
     validate("diff", fine("diff", SAMPLES / "towers_small.pb", MMOE, "--format", "json").json)
 
 
-def test_doctor() -> None:
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.cli.runner import msplit
+
+    if all(
+        map(importlib.util.find_spec, ("tensorflow", "torch"))
+    ):  # TensorFlow is asked in a process that has it already
+        run = functools.partial(forked.run, server=forked.TENSORFLOW, quick=True)
+        stand_in = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+        monkeypatch.setattr("msplit.cli.doctor.subprocess", stand_in)
 
     validate("doctor", msplit("doctor", "--format", "json").json)
 

@@ -21,6 +21,7 @@ from msplit.engines.cuda import compile as compilation
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.measured import MeasuredFusion
 from msplit.engines.cuda.runtime.executables import SimulatedExecutable
@@ -150,6 +151,7 @@ def test_only_what_is_chosen_gets_kernels_that_are_timed_and_compiled(mmoe, monk
 
     monkeypatch.setattr(pipeline, "fuse", fuse)
     monkeypatch.setattr(compilation, "trace", trace)
+    monkeypatch.setattr(CudaEngine, "device", lambda engine, job: "GPU")  # where it is verified in both precisions
     with msplit.prepare(mmoe, **SIMULATED) as runner:
         assert runner.label.endswith("fused and grouped")
     assert made.count(("compiled", False, False)) == 3, "fused; fused and grouped; what is chosen, in IEEE precision"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from msplit import samples
+from msplit.engines.tensorflow.runtime import session_config
 from msplit.opset import schema
 from msplit.samples import recommenders
 from tools.sample_graphs.__main__ import EXPORTS, main, readme
@@ -91,7 +92,7 @@ def execute(graph_def, fetches, feeds):
 
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(tf.compat.v1.GraphDef.FromString(graph_def.SerializeToString()), name="")
-        with tf.compat.v1.Session(graph=graph) as session:
+        with tf.compat.v1.Session(graph=graph, config=session_config(1, cpu_only=True, optimized=False)) as session:
             return session.run(fetches, feeds)
 
 

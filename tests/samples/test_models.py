@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from msplit import samples
+from msplit.engines.tensorflow.runtime import session_config
 from tests.campaign import campaign
 
 pytestmark = pytest.mark.tf
@@ -45,7 +46,7 @@ def runs(sample, *several):
         own = type(sample.graph_def)()
         own.CopyFrom(sample.graph_def)  # importing writes default attributes into it
         tf.import_graph_def(own, name="")
-        with tf.compat.v1.Session(graph=graph) as session:
+        with tf.compat.v1.Session(graph=graph, config=session_config(1, cpu_only=True, optimized=False)) as session:
             fetches = [f"{name}:0" for name in sample.outputs]
             return [session.run(fetches, {f"{name}:0": value for name, value in feeds.items()}) for feeds in several]
 

@@ -108,7 +108,7 @@ def test_local_search_finds_what_the_simulator_does_not_know():
         return simulated * (1 + 0.1 * float(np.mean(late)))
 
     device = FakeDevice({"plain": problem}, truth, noise=0.002)
-    found = run(problem, device, seconds=examples(60, 300))
+    found = run(problem, device, seconds=examples(30, 300))
     assert found.gains
     assert device.true_us(found.winner) < device.true_us(found.candidate) * 0.995
     assert all(gain.ratio > 1.002 for gain in found.gains)

@@ -19,6 +19,7 @@ def start(
         return forked.Popen(
             [sys.executable, "-m", "msplit", *map(str, arguments)],
             server=forked.TENSORFLOW,
+            quick=True,
             cwd=forked.ROOT,
             env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,

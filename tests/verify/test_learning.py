@@ -64,6 +64,7 @@ def test_a_bench_holds_what_a_step_learns_against_tensorflow(monkeypatch):
     ours = [one for one in found.result.variants if one.label.startswith("msplit")]
     for one in ours:
         assert "variables of TensorFlow on the CPU" in [check.against for check in one.checks]
+        assert {check.precision for check in one.checks} == {Precision.IEEE}  # a CPU has no TF32: once is enough
     assert len(ours) == 2
 
 
@@ -132,6 +133,7 @@ def in_tf32(monkeypatch, mode):
             apart.clear()
 
     monkeypatch.setattr(verified, "_verify", verify_in_tf32)
+    monkeypatch.setattr(CudaEngine, "device", lambda engine, job: "GPU")
     return on
 
 

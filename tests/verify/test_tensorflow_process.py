@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from msplit.inputs.make import feeds_for
 from msplit.verify import tensorflow_process
 from msplit.verify.results import Settings
 from msplit.verify.tensorflow_process import TensorFlowProcess
+from tests import forked
 from tests.cli.runner import SAMPLES, fine, msplit
 
 pytestmark = pytest.mark.tf
@@ -38,9 +40,10 @@ def job(**options: Any) -> Job:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[TensorFlowProcess]:
-    made = TensorFlowProcess(job())
-    yield made
-    made.close()
+    with mock.patch("msplit.engines.process.subprocess", forked.OWN):  # the process begins with its imports done
+        made = TensorFlowProcess(job())
+        yield made
+        made.close()
 
 
 def test_another_process_gives_the_same_and_measures_itself(running: TensorFlowProcess) -> None:

@@ -176,6 +176,10 @@ class CudaEngine(Engine):
 
         return search.compile_variants(job, groups, names, seconds=seconds, tell=tell)
 
+    def device(self, job: Job) -> str:
+        """Device that a job runs on, or is simulated for."""
+        return "GPU" if job.options.on_gpu else "CPU"
+
     def in_half(self, job: Job) -> list[tuple[int, ...]]:
         """Lists the nodes of each op that runs in half precision, in topological order; none where the job's precision is another."""
         with starting_pytorch():

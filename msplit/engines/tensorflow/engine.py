@@ -289,7 +289,8 @@ _MOST_ANSWERS = 1 << 9
 _MOST_BYTES, _LARGEST_ANSWER = 1 << 24, 1 << 18
 """Bytes of all answers that are kept, and of one."""
 
-_answers: dict[Hashable, Arrays] = {}
+_answers: dict[Hashable, tuple[int, Arrays]] = {}
+"""Bytes of each answer, and the answer."""
 
 
 def _known(key: Hashable) -> Arrays | None:
@@ -297,23 +298,20 @@ def _known(key: Hashable) -> Arrays | None:
     found = _answers.pop(key, None)
     if found is not None:
         _answers[key] = found
-    return found
+    return None if found is None else found[1]
 
 
 def _keep(key: Hashable, answer: Arrays) -> None:
     """Keeps an answer, unless it is large, in the place of the one that was asked for the longest time ago."""
-    if _size(answer) > _LARGEST_ANSWER:
+    own = sum(value.nbytes for value in answer.values())
+    if own > _LARGEST_ANSWER:
         return
-    _answers[key] = {name: value.copy() for name, value in answer.items()}
-    size = sum(map(_size, _answers.values()))
+    _answers[key] = own, {name: value.copy() for name, value in answer.items()}
+    size = sum(one for one, _ in _answers.values())
     for oldest in [*_answers]:
         if len(_answers) <= _MOST_ANSWERS and size <= _MOST_BYTES:
             break
-        size -= _size(_answers.pop(oldest, {}))
-
-
-def _size(answer: Arrays) -> int:
-    return sum(value.nbytes for value in answer.values())
+        size -= _answers.pop(oldest, (0, {}))[0]
 
 
 def _digest(feeds: Arrays) -> bytes:

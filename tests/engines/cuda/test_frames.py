@@ -152,7 +152,8 @@ def test_damaged_control_flow_is_refused(name, damage):
             del node.input[: 1 if damage == "input" else 0]
         try:
             flat = flat_of(damaged)
-            if not cover(flat).missing and not cover(flat).host:
+            found = cover(flat)
+            if not found.missing and not found.host:
                 run(flat, make_inputs(flat, {}, batch=2))
             outcomes.add("fine")
         except MsplitError:

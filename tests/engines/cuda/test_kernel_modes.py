@@ -91,7 +91,7 @@ def kernels(variant):
     return tuple(sorted((step.op.op, step.op.batch, len(step.op.source_nodes), step.traffic) for step in steps))
 
 
-@settings(deadline=None, max_examples=examples(8, 20))
+@settings(deadline=None, max_examples=examples(5, 20))
 @given(alike_branches(), st.integers(0, 1000))
 def test_the_same_kernels_cost_the_same_in_whatever_order_the_file_has_them(case, seed):
     graph_def, feeds, outputs = case

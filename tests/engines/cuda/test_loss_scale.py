@@ -19,6 +19,7 @@ from msplit.engines.cuda.ops.variables import all_nowhere_unless
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.errors import EngineError
 from msplit.verify.tensorflow_process import initial_state
+from tests.campaign import sampled
 from tests.engines.cuda.cases import bits, options_of, scattered
 from tests.engines.cuda.test_training import job_of, trained
 from tests.training_graphs import apart, kept, loaded
@@ -85,10 +86,9 @@ def test_a_scale_that_is_a_power_of_two_changes_nothing_but_the_order_of_factors
     CudaEngine().forget(flat)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("name", "optimizer", "kind"), GRAPHS[:3])
-def test_float16_trains_as_near_to_float32_as_its_mantissa_allows(name, optimizer, kind, mode):
-    flat, training = kept(name, optimizer, kind)
+@sampled(3, graph=GRAPHS[:3], mode=MODES)
+def test_float16_trains_as_near_to_float32_as_its_mantissa_allows(graph, mode):
+    flat, training = kept(*graph)
     exact, _ = trained(CudaEngine(), job_of(flat, training, 2, mode), training, 6)
     losses, state = trained(
         CudaEngine(), replace(job_of(flat, training, 2, mode), precision=Precision.FP16), training, 6
@@ -97,10 +97,9 @@ def test_float16_trains_as_near_to_float32_as_its_mantissa_allows(name, optimize
     assert {name for name, value in state.items() if value.dtype == np.float16} == set()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("name", "optimizer", "kind"), GRAPHS)
-def test_a_step_that_overflows_changes_no_variable_and_halves_the_scale(name, optimizer, kind, mode):
-    flat, training = kept(name, optimizer, kind)
+@sampled(5, graph=GRAPHS, mode=MODES)
+def test_a_step_that_overflows_changes_no_variable_and_halves_the_scale(graph, mode):
+    flat, training = kept(*graph)
     executable = CudaEngine().build(replace(job_of(flat, training, 2, mode), precision=Precision.FP16))
     begun = executable.save_state()
     executable.load_state({LOSS_SCALE: np.array(2.0**60, np.float32), GOOD_STEPS: np.array(7, np.int64)})
@@ -188,7 +187,7 @@ def test_losses_scale_and_overflows_are_those_of_kerass_own_loss_scaling(monkeyp
     executable.close()
 
 
-@pytest.mark.parametrize("parts", [3, 70])
+@pytest.mark.parametrize("parts", [3, 66])
 def test_all_gradients_of_what_is_packed_are_scaled(parts):
     """One op of the chain gives them all, however many they are: they were the first 64."""
 

@@ -248,16 +248,26 @@ LOOKUPS["shared"] = _lookups(lambda tf, own, ids: [tf.gather(own, ids)] * 3)
 
 
 WEIGHTED = [name for name in LOOKUPS if name.startswith("weighted")]
-LEARNED = [name for name in LOOKUPS if name.startswith("learned")]
 
 
-@sampled(8, lookup=WEIGHTED, optimizer=OPTIMIZERS, resource=[False, True])
+@sampled(4, lookup=WEIGHTED, optimizer=OPTIMIZERS if CAMPAIGN else FEW, resource=[False, True])
 def test_lookups_with_weights_train_as_in_tensorflow(lookup, optimizer, resource):
     check(*graph(lookup, optimizer, resource))
 
 
-@sampled(9, lookup=LEARNED, optimizer=OPTIMIZERS, resource=[False, True])
-def test_weights_train_as_in_tensorflow(lookup, optimizer, resource):
+@sampled(
+    4,
+    combiner=["sum", "mean", "sqrtn"],
+    weights=[0, 1, 2],
+    optimizer=OPTIMIZERS if CAMPAIGN else FEW,
+    resource=[False, True],
+)
+def test_weights_train_as_in_tensorflow(combiner, weights, optimizer, resource):
+    check(*graph(f"learned {combiner} {weights}", optimizer, resource))
+
+
+@sampled(1, lookup=["learned thrice"], optimizer=OPTIMIZERS if CAMPAIGN else ["centered"], resource=[False, True])
+def test_weights_of_several_lookups_train_as_in_tensorflow(lookup, optimizer, resource):
     check(*graph(lookup, optimizer, resource))
 
 
@@ -272,7 +282,13 @@ def test_gradients_are_clipped_by_the_norm_of_all(lookup):
     check(*graph(lookup, "adagrad", True, clip=True))
 
 
-@sampled(5, lookup=["lookup", "safe", *WEIGHTED], optimizer=FEW, resource=[False, True], parts=[2, 3])
+@sampled(
+    3,
+    lookup=["lookup", "safe", *(WEIGHTED if CAMPAIGN else WEIGHTED[1:2])],
+    optimizer=FEW,
+    resource=[False, True],
+    parts=[2, 3],
+)
 def test_tables_of_parts_train_as_in_tensorflow(lookup, optimizer, resource, parts):
     check(*graph(lookup, optimizer, resource, parts=parts))
 

@@ -46,7 +46,7 @@ def split_run(flat, feeds, gpus: int = 2, streams: int = 1, seed: int = 0, **opt
     return outputs, executable
 
 
-@settings(max_examples=examples(12, 2000), deadline=None)
+@settings(max_examples=examples(8, 2000), deadline=None)
 @given(case=random_graphs(), gpus=st.integers(2, 4), streams=st.integers(1, 2), seed=st.integers(0, 99))
 def test_nodes_scattered_over_gpus_give_the_same_bits(case, gpus, streams, seed):
     graph_def, feeds, outputs = case
@@ -56,7 +56,7 @@ def test_nodes_scattered_over_gpus_give_the_same_bits(case, gpus, streams, seed)
     assert bits(outputs) == bits(run(flat, feeds))
 
 
-@settings(max_examples=examples(8, 1000), deadline=None)
+@settings(max_examples=examples(6, 1000), deadline=None)
 @given(case=random_graphs(most=12), seed=st.integers(0, 99))
 def test_larger_kernels_stay_on_one_gpu(case, seed):
     graph_def, feeds, outputs = case

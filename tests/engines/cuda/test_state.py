@@ -275,7 +275,7 @@ def test_a_plan_that_lets_a_variable_be_overwritten_too_early_is_refused(trained
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=examples(10, 200), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6, 200), deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_order_events_allow_the_same_bits_are_trained(trained, seed):
     flat, state = trained
     compiled = compiled_of(trained, list(KernelMode)[seed % 4])

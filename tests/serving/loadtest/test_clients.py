@@ -78,6 +78,11 @@ def serving(answer: Answer = lambda number: ANSWERS[number]) -> Iterator[tuple[s
             server.stop(None)
 
 
+def until(most: int) -> tuple[str, ...]:
+    """Runs end after so many requests, on a slow machine, too."""
+    return ("--measure", "seconds=20", "--measure", f"requests={most}")
+
+
 def asked(address: str, *more: str) -> tuple[Any, ...]:
     return ("load", MMOE, *QUICK, "--server", address, "--clients", "4", *more)
 
@@ -109,7 +114,7 @@ def test_wrong_answers_refusals_and_errors_of_a_server_are_told() -> None:
         return ANSWERS[8 if number == 7 else number]
 
     with serving(answer) as (address, _), instead(FakeModel()):
-        done = msplit(*asked(address, "--server", "processes=1", "--measure", "seconds=2"))
+        done = msplit(*asked(address, "--server", "processes=1", *until(200)))
     said = " ".join(done.out.split())
     assert done.code == 1
     assert "of the prepared ones 7, has the answer of 8" in said
@@ -126,7 +131,7 @@ def test_no_server_and_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
         trying.join(10)
         assert not trying.is_alive()  # nobody goes on trying
     with serving(lambda number: grpc.StatusCode.NOT_FOUND) as (address, _), instead(FakeModel()):
-        done = msplit(*asked(address))
+        done = msplit(*asked(address, "--server", "processes=1"))
     assert (done.code, done.out) == (2, "")
     assert "the server says NOT_FOUND: no, with" in done.err
     assert "\x1b" not in done.err

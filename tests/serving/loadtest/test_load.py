@@ -35,8 +35,8 @@ QUICK = ("--measure", "seconds=0.05,warmup=0.01", "--measure", "repeat=1", "--me
 
 def test_levels_of_a_pool_and_of_its_echo(tmp_path: Path) -> None:
     pool, html = FakeModel(seconds=0.001), tmp_path / "load.html"
-    # Long enough for requests of both priorities on a busy machine.
-    mix = ("--measure", "seconds=0.3", "--measure", "mix=0:1,1:3")
+    # Enough requests for both priorities, on a busy machine, too.
+    mix = ("--measure", "seconds=0.3,requests=60", "--measure", "mix=0:1,1:3")
     levels = ("--clients", "1,3", "--rate", "500,50%", *mix, "--html", str(html))
     with instead(pool):
         done = fine("load", MMOE, *QUICK, *levels, "--format", "json")
@@ -233,7 +233,7 @@ def _parent(pid: int) -> int:
         return 0
 
 
-SETTINGS = LoadSettings(clients=(1, 3), seconds=0.4, warmup=0.02, repeat=1, distinct=8, beside=(), threads=2)
+SETTINGS = LoadSettings(clients=(1, 3), seconds=2.0, warmup=0.02, repeat=1, distinct=8, beside=(), threads=2, most=100)
 
 
 @pytest.mark.tf
@@ -269,7 +269,7 @@ def test_an_answer_of_a_real_pool_that_goes_to_somebody_else_is_found(monkeypatc
         return pool
 
     monkeypatch.setattr("msplit.serving.loadtest.run.make_pool", mixing)
-    settings = LoadSettings(clients=(8,), seconds=0.3, warmup=0.0, repeat=1, distinct=32, beside=())
+    settings = LoadSettings(clients=(8,), seconds=5.0, warmup=0.0, repeat=1, distinct=32, beside=(), most=200)
     found = load(MMOE, RunRequest.of(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=1, max_batch=4))
     assert 1 <= found.wrong <= 4
     assert "has the answer of" in next(run.says for point in found.points for run in point.runs if run.wrong)
@@ -282,6 +282,7 @@ def test_tensorflow_beside_it_runs_in_a_process_of_its_own(tmp_path: Path) -> No
         clients=(2,),
         seconds=0.1,
         warmup=0.0,
+        most=50,
         repeat=2,
         distinct=8,
         beside=("merge",),

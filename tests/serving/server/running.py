@@ -66,7 +66,7 @@ def start(*arguments: object) -> Server:
 def start_trivial() -> Server:
     """The same of the server of `trivial`."""
     return _started(
-        functools.partial(forked.Popen, server=forked.TENSORFLOW),
+        functools.partial(forked.Popen, server=forked.TENSORFLOW, quick=True),
         lambda port, rest: ["tests.serving.server.trivial", port, rest],
     )
 

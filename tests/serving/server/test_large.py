@@ -29,10 +29,12 @@ from tests.serving.server.asking import answer
 
 MB = 1 << 20
 SIZE = 60 * MB
-TEXT = 16 * MB
-"""Of what is read in JSON, which takes a second for each of these."""
+TEXT = 8 * MB
+"""Of what is read in JSON, which takes half a second: five times as long as others may have to wait."""
 WIDTH = SIZE // 8
 """Numbers of a row, such that two rows of float32 are as large as the largest request."""
+NUMBERS = TEXT // 4
+"""Of a row that is read in JSON."""
 PREDICT, INFER = "/tensorflow.serving.PredictionService/Predict", "/inference.GRPCInferenceService/ModelInfer"
 HELD = 0.1
 """Seconds of processor time that others may have to wait."""
@@ -42,17 +44,22 @@ def step(feeds: Any) -> Any:
     return {"sum": feeds["x"].sum(1, dtype=np.float64), "count": np.full(len(feeds["s"]), feeds["k"].size)}
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
+def wide(width: int) -> Pool:
     dtypes = {"x": np.dtype(np.float32), "k": np.dtype(np.int64), "s": np.dtype(object), "u": np.dtype(np.uint8)}
     rows = {1, 2}
-    shapes = {count: {"x": (count, WIDTH), "k": (count, 4), "s": (count,), "u": (count, 4)} for count in sorted(rows)}
+    shapes = {count: {"x": (count, width), "k": (count, 4), "s": (count,), "u": (count, 4)} for count in sorted(rows)}
     ports = Ports(dtypes, shapes, (dict.fromkeys(dtypes, 1), {"sum": 1, "count": 1}))
     slot = SimulatedSlot(StepSlot(dict.fromkeys(rows, step), ports))
     outputs = {"sum": Port("float64", (None,)), "count": Port("int64", (None,))}
-    with Pool(ports, [(0, slot)], PoolSettings(groups=1), About("wide", outputs, (), (), {})) as pool:
-        only = signature_of(pool, None)
-        models = Models({"wide": {1: Version("wide", 1, {only.name: only})}})
+    return Pool(ports, [(0, slot)], PoolSettings(groups=1), About("wide", outputs, (), (), {}))
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with wide(WIDTH) as pool, wide(NUMBERS) as narrower:
+        only, other = signature_of(pool, None), signature_of(narrower, None)
+        found = {"wide": Version("wide", 1, {only.name: only}), "text": Version("text", 1, {other.name: other})}
+        models = Models({name: {1: version} for name, version in found.items()})
         yield Service(models, Metrics(models))
 
 
@@ -92,8 +99,8 @@ SMALL = {
 }
 ROW = np.arange(WIDTH, dtype=np.float32) % 251
 TOTAL = float(ROW.sum(dtype=np.float64))
-V1, V2 = "/v1/models/wide:predict", "/v2/models/wide/infer"
-JSON_ROW = b"0.5," * (WIDTH - 1) + b"0.5"
+V1, V2, V1T = "/v1/models/wide:predict", "/v2/models/wide/infer", "/v1/models/text:predict"
+JSON_ROW = b"0.5," * (NUMBERS - 1) + b"0.5"
 
 REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "raw strings": (INFER, lambda: infer(b"s", b"BYTES", [1], raw=bytes(SIZE)), "input s .* more strings came"),
@@ -120,13 +127,13 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
         lambda: predict(**SMALL, x=proto(1, [1, SIZE // 4], field(5, bytes(SIZE)))),
         "input x was prepared as float32",
     ),
-    "inputs": (PREDICT, lambda: b"".join(field(2, field(1, b"%d" % i)) for i in range(1_000_000)), "65,536 fields"),
+    "inputs": (PREDICT, lambda: b"".join(field(2, field(1, b"%d" % i)) for i in range(200_000)), "65,536 fields"),
     "filters": (PREDICT, lambda: b"\x1a\1y" * 5_000_000, "65,536 fields"),
     "one long name": (PREDICT, lambda: field(1, field(1, b"n" * SIZE)), "1,048,576 bytes"),
     "rows": (V1, lambda: b'{"instances":[' + b'{"x":[1]},' * (TEXT // 10) + b"1]}", "no value for input k"),
     "empty lists": (
         V1,
-        lambda: b'{"inputs":{"x":[' + b"[]," * (TEXT // 3) + b"1]}}",
+        lambda: b'{"inputs":{"x":[' + b"[]," * (TEXT // 6) + b"1]}}",
         "largest batch|different lengths",
     ),
     "a long integer": (V1, lambda: b'{"inputs":{"x":[' + b"9" * (4 * MB) + b"]}}", "JSON Parse error"),
@@ -142,14 +149,14 @@ TAKEN: dict[str, tuple[str, Callable[[], bytes], float]] = {
     "tensor_content": (PREDICT, lambda: predict(**SMALL, x=proto(1, [1, WIDTH], field(4, ROW.tobytes()))), TOTAL),
     "float_val": (PREDICT, lambda: predict(**SMALL, x=proto(1, [1, WIDTH], field(5, ROW.tobytes()))), TOTAL),
     "columns": (
-        V1,
+        V1T,
         lambda: b'{"inputs":{"k":[[1,2,3,4]],"s":["a"],"u":[[1,2,3,4]],"x":[[%b]]}}' % JSON_ROW,
-        WIDTH / 2,
+        NUMBERS / 2,
     ),
     "instances": (
-        V1,
+        V1T,
         lambda: b'{"instances":[{"k":[1,2,3,4],"s":"a","u":[1,2,3,4],"x":[%b]}]}' % JSON_ROW,
-        WIDTH / 2,
+        NUMBERS / 2,
     ),
 }
 

@@ -16,6 +16,7 @@ _NAMES = (
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 )
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
+_NAMED = {np.dtype(name): name for name in _NAMES.split()}  # NumPy puts a name together anew each time
 
 # Dtypes that NumPy has only through ml_dtypes, with the integer of the same width that carries their bits across.
 _BY_BITS: dict[str, tuple[Any, type[np.generic], torch.dtype]] = {
@@ -83,17 +84,14 @@ def to_torch(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Ten
         Unsupported: PyTorch has no such dtype (a string array, for example).
     """
     array = np.asarray(array)
-    name = "string" if array.dtype.kind in "OSU" else array.dtype.name
+    name = _NAMED.get(array.dtype) or ("string" if array.dtype.kind in "OSU" else array.dtype.name)
     dtype = torch_dtype(name)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     # Not ascontiguousarray, which makes a scalar a vector. PyTorch shares only writeable memory without a warning.
     array = np.asarray(array, order="C") if array.flags.writeable else np.array(array, order="C")
-    if name in _BY_BITS:
-        tensor = torch.from_numpy(array.view(_BY_BITS[name][1])).view(dtype)
-    else:
-        tensor = torch.from_numpy(array)
-    return tensor.to(device)
+    tensor = torch.from_numpy(array.view(_BY_BITS[name][1]) if name in _BY_BITS else array)
+    return (tensor.view(dtype) if name in _BY_BITS else tensor).to(device)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

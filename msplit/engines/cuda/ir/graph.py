@@ -388,8 +388,7 @@ class OpGraph:
                         overwritten.append((number, value))
         found: dict[int, list[int]] = {}
         for number, value in overwritten:
-            others = [reader for reader in readers[value] if reader != number]
-            if others:
+            if others := [reader for reader in readers[value] if reader != number]:
                 found.setdefault(number, []).extend(others)
         return found
 

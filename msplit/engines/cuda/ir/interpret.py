@@ -43,11 +43,12 @@ def call(
     *,
     nchw: bool = False,
     room: Mapping[int, torch.Tensor] | None = None,
+    node: Node | None = None,
 ) -> Any:
-    """Calls a lowering and turns what it refuses into an error that names the node."""
+    """Calls a lowering and turns what it refuses into an error that names the node, which is made where it is not given."""
     where = f"node {op.name}"
     try:
-        return lowering.function(Node(op.name, op.op, op.attrs, nchw, room or {}), *arguments)
+        return lowering.function(node or Node(op.name, op.op, op.attrs, nchw, room or {}), *arguments)
     except Unsupported as problem:
         raise EngineError(f"{op.op}: {problem}", where=where, fix="use --engine tensorflow for this model") from problem
     except KeyError as problem:
@@ -83,6 +84,11 @@ class LoweringCall:
     nchw: bool = False
     mixed: bool = False
 
+    @functools.cached_property
+    def _node(self) -> Node | None:
+        """The op as its lowering gets it in every step; None if it writes into a buffer, which each step has anew."""
+        return None if parts_of(self.op) else Node(self.op.name, self.op.op, self.op.attrs, self.nchw)
+
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The op's results."""
         rest = iter(tensors)
@@ -92,10 +98,10 @@ class LoweringCall:
         ]
         if self.mixed:
             arguments = _on_the_gpu(arguments)
-        if not (parts := parts_of(self.op)):
-            return as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw))
+        if self._node is not None:
+            return as_tuple(call(self.lowering, self.op, arguments, node=self._node))
         buffer = arguments.pop()
-        room = {part.port: part.of(buffer) for part in parts}
+        room = {part.port: part.of(buffer) for part in parts_of(self.op)}
         results = as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw, room=room))
         for port, place in room.items():
             if results[port] is not place:
@@ -176,7 +182,7 @@ def _laid_like(result: torch.Tensor, value: NDArray[Any]) -> torch.Tensor:
 
 
 def _arguments(program: Program, step: KernelCall, values: Mapping[Key, torch.Tensor]) -> list[torch.Tensor]:
-    return [program.value(key, values, f"node {step.op.name}") for key in step.inputs]
+    return [values[key] if key in values else program.value(key, values, f"node {step.op.name}") for key in step.inputs]
 
 
 def static_slots(op: Op) -> frozenset[int]:

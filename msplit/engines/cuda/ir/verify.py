@@ -192,9 +192,8 @@ def _plain(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     """Attributes are plain values; an op of the engine's own may have a description, a functional op names functions."""
     for op in graph.ops.values():
         for name, value in op.attrs.items():
-            if type(value) in _PLAIN:
-                continue
-            if not _is_plain(value, own=op.op.startswith("_") or name.startswith("_"), names=op.op in FUNCTIONAL):
+            own = "_" in (op.op[:1], name[:1])
+            if type(value) not in _PLAIN and not _is_plain(value, own=own, names=op.op in FUNCTIONAL):
                 yield f"attribute {name} of {_said(op)} is a {type(value).__name__}"
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.lowering import Lowering, table
@@ -256,6 +257,44 @@ _Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 _SHAPES: dict[tuple[Any, ...], _Shapes] = {}
 
 
+class _RememberedShapes(TorchDispatchMode):
+    """PyTorch's operators on `meta` tensors, each asked once for what it makes of such inputs: it answers in Python, in 100 microseconds,
+    and three of four questions were asked before. Operators that give views, or write, are called."""
+
+    made: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # noqa: RUF012  for all tests
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not _makes_one(function):
+            return function(*args, **kwargs)
+        question = (function, _described(args), *((name, _described(value)) for name, value in kwargs.items()))
+        if (known := self.made.get(question)) is None:
+            made = function(*args, **kwargs)
+            if made.device.type != "meta":
+                return made
+            self.made[question] = tuple(made.shape), made.stride(), made.dtype
+            return made
+        shape, stride, dtype = known
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+@functools.cache
+def _makes_one(function: Any) -> bool:
+    """Whether an operator gives one tensor, which is new, and writes nothing."""
+    schema = function._schema
+    kinds = [str(one.type) for one in schema.returns]
+    return kinds == ["Tensor"] and not any(one.alias_info for one in (*schema.arguments, *schema.returns))
+
+
+def _described(value: Any) -> Any:
+    """All of an argument that shapes may depend on; 1 is not True."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.device.type
+    if isinstance(value, list | tuple):
+        return tuple(map(_described, value))
+    return type(value), value
+
+
 def _on_meta(op: str, arrays: Sequence[np.ndarray], attrs: Mapping[str, Any], nchw: bool) -> _Shapes:
     """Shapes and dtypes of the lowering's outputs on `meta`. They follow from those of the inputs, and from static values."""
     lowering = table()[op]
@@ -263,7 +302,8 @@ def _on_meta(op: str, arrays: Sequence[np.ndarray], attrs: Mapping[str, Any], nc
     given = [(each.dtype, each.shape, each.tobytes() if index in static else b"") for index, each in enumerate(arrays)]
     question = (op, lowering, repr(sorted(attrs.items())), nchw, *given)
     if question not in _SHAPES:
-        outputs = run_lowering(op, arrays, attrs, nchw=nchw, device="meta")
+        with _RememberedShapes():
+            outputs = run_lowering(op, arrays, attrs, nchw=nchw, device="meta")
         _SHAPES[question] = [(tuple(output.shape), output.dtype) for output in outputs]
     return _SHAPES[question]
 
@@ -375,14 +415,20 @@ def _inferred(op: str, arrays: Sequence[np.ndarray], attrs: Mapping[str, Any]) -
             if arg.type_list_attr not in known:
                 assert len(lists) == 1, f"give {op} its attribute {arg.type_list_attr}: it does not follow"
                 count = len(arrays) - singles
-                names = tuple(array.dtype.name for array in arrays[position : position + count])
+                names = tuple(_named(array.dtype) for array in arrays[position : position + count])
                 known[arg.type_list_attr] = result[arg.type_list_attr] = names
             length = len(known[arg.type_list_attr])
         if arg.type_attr and length and arg.type_attr not in known:
-            known[arg.type_attr] = result[arg.type_attr] = arrays[position].dtype.name
+            known[arg.type_attr] = result[arg.type_attr] = _named(arrays[position].dtype)
         position += length
     assert position == len(arrays), f"{op} takes {position} inputs, {len(arrays)} were given"
     return result
+
+
+@functools.cache
+def _named(dtype: np.dtype) -> str:
+    """The name of a dtype, which NumPy puts together anew each time."""
+    return dtype.name
 
 
 @functools.cache

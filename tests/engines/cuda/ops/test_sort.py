@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ops.reduce import search_boundaries
+from tests.kept import kept
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 
@@ -109,19 +110,26 @@ def test_bounds(op, dtype, out_type):
     check(op, [ordered[:, :1], wanted], {"out_type": out_type})
 
 
+@kept
+def by_xla(op, inputs, attrs):
+    """TensorFlow itself has the last axis and maxima only; XLA has them all."""
+    import tensorflow as tf
+
+    compiled = tf.function(
+        functools.partial(getattr(tf.raw_ops, op.removesuffix(" by XLA")), input=inputs[0], **attrs), jit_compile=True
+    )
+    return tuple(output.numpy() for output in compiled())
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("largest", [True, False])
 def test_the_approximately_largest(dtype, largest):
-    import tensorflow as tf
-
     distinct = (
         np.stack([np.random.default_rng(row).permutation(20) for row in range(6)]).reshape(2, 3, 20).astype(dtype)
     )
     for axis, k in [(-1, 4), (2, 20), (1, 2), (0, 1)]:
         attrs = {"k": k, "reduction_dimension": axis, "is_max_k": largest, "recall_target": 0.9}
-        # TensorFlow itself has the last axis and maxima only; XLA has them all.
-        compiled = tf.function(functools.partial(tf.raw_ops.ApproxTopK, input=distinct, **attrs), jit_compile=True)
-        wanted = [output.numpy() for output in compiled()]
+        wanted = by_xla("ApproxTopK by XLA", [distinct], attrs)
         # Along the other axes numbers are equal, and TensorFlow takes any of them.
         check("ApproxTopK", [distinct], attrs, expected=wanted, outputs=(0, 1) if axis in (-1, 2) else (0,))
 

@@ -257,7 +257,7 @@ def mixed_graphs(draw):
     return build, [f"out{number}" for number in range(len(fetched))]
 
 
-@settings(max_examples=examples(20, 40), deadline=None)
+@settings(max_examples=examples(12, 40), deadline=None)
 @given(mixed_graphs())
 def test_any_mixture_gives_tensorflows_outputs_or_is_refused_by_name(case):
     flat = graph_of(case[0], outputs=case[1])

@@ -22,7 +22,7 @@ from tests.campaign import examples
 from tests.engines.cuda.cases import bits, flat_of, graph_of, program_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
 
-QUICK = settings(max_examples=examples(15, 100), deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=examples(10, 100), deadline=None, suppress_health_check=list(HealthCheck))
 STREAMS = (1, 2, 4, 8)
 
 

@@ -212,7 +212,7 @@ def graphs(draw):
     return graph_of(lambda tf, v1: build(tf, v1, feeds)), feeds, dtype
 
 
-@settings(max_examples=examples(12, 200), deadline=None)
+@settings(max_examples=examples(8, 200), deadline=None)
 @given(graphs(), st.sampled_from([{}, {"fuse": True}, {"group": True}]))
 def test_random_graphs(case, options):
     flat, feeds, dtype = case

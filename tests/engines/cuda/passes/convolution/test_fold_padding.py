@@ -49,7 +49,7 @@ def test_other_padding_stays(paddings, value, mode):
     assert len(kernels(program_of(flat, feeds))) == 2
 
 
-@settings(max_examples=examples(10, 100), deadline=None)
+@settings(max_examples=examples(7, 100), deadline=None)
 @given(
     st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=1),
     st.sampled_from(["relu", "none"]),
@@ -148,7 +148,7 @@ def test_depthwise():
     check(build, feeds, ["DepthwiseConv2dNative"], outputs=["out"], tolerance=1e-4)
 
 
-@settings(max_examples=examples(15, 60), deadline=None)
+@settings(max_examples=examples(10, 60), deadline=None)
 @given(st.data())
 def test_any_blocks_pads_and_crops(data):
     """Equal to TensorFlow, whether it is one convolution or must stay as it is because more is cut off than was put around."""

@@ -91,7 +91,7 @@ def test_what_stays(what):
     assert found.passed, found.describe()
 
 
-@settings(max_examples=examples(12, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     bytes_in=st.booleans(),
     channels=st.sampled_from([1, 3, 3, 4, 15, 16]),

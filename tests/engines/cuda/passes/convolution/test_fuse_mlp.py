@@ -101,7 +101,7 @@ def test_of_three_layers_the_first_two_become_one(takes_all):
     assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
 
 
-@settings(max_examples=examples(12, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch=st.integers(1, 3),
     front=st.sampled_from(["rows", "mean", "mean kept", "negative axes", "pixel"]),
@@ -257,7 +257,7 @@ def test_behind_two_layers_the_softmax_stays(takes_all):
     assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
 
 
-@settings(max_examples=examples(12, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch=st.integers(1, 3),
     front=st.sampled_from(sorted(FRONTS)),

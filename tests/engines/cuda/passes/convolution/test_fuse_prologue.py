@@ -89,7 +89,7 @@ def test_of_two_relus_the_last_one_rides_along():
     assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
 
 
-@settings(max_examples=examples(12, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(
         st.sampled_from(["mul", "mul first", "own", "scalar", "add", "sub", "relu", "read", "neg"]),

@@ -98,7 +98,7 @@ def test_a_kernel_is_taken_where_it_is_faster_than_what_it_replaces(fusion, fast
     assert chosen == (tiles[0] if faster == "<lambda>" else None)
 
 
-@settings(max_examples=examples(10, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(7, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch=st.integers(1, 3),
     block=st.fixed_dictionaries(

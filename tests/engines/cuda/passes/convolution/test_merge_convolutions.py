@@ -76,7 +76,7 @@ CONVOLUTION = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(12, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     wanted=st.lists(CONVOLUTION, min_size=2, max_size=9),
     batch=st.integers(1, 2),

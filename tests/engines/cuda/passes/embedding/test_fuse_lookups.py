@@ -219,7 +219,7 @@ def sets_of_columns(draw):
 
 
 @given(drawn=sets_of_columns(), seed=st.integers(0, 9))
-@settings(max_examples=examples(8, 15), deadline=None)
+@settings(max_examples=examples(6, 15), deadline=None)
 def test_any_set_of_columns(drawn, seed):
     columns, copies, batch = drawn
     chance = np.random.default_rng(seed)

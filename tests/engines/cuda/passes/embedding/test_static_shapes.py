@@ -156,7 +156,7 @@ def test_any_number_may_say_that_there_is_no_id(missing, offset):
     default=st.sampled_from([None, 0, 5]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=examples(8, 15), deadline=None)
+@settings(max_examples=examples(6, 15), deadline=None)
 def test_any_condition_and_any_way_from_values_to_ids(
     batch, count, missing, compare_with, steps, combiner, default, seed
 ):

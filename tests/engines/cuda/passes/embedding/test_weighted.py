@@ -12,7 +12,7 @@ from msplit.engines.cuda.passes.embedding import masked_rows, masked_sums
 from msplit.engines.cuda.passes.embedding.proof import Mixed
 from msplit.errors import EngineError
 from msplit.verify.compare import compare
-from tests.campaign import examples
+from tests.campaign import examples, sampled
 from tests.engines.cuda.cases import flat_of, graph_of, job, outputs_of_tensorflow, program_of
 
 pytestmark = pytest.mark.tf
@@ -78,7 +78,7 @@ def test_a_table_of_parts(combiner, strategy):
     gradient=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=examples(8, 1000), deadline=None)
+@settings(max_examples=examples(6, 1000), deadline=None)
 def test_any_ids_and_any_weights(batch, count, combiner, default, squared, gradient, seed):
     def build(tf, v1):
         x, w = fed(tf, v1, count)
@@ -179,10 +179,7 @@ def at_constant_places(ids, *, parts=2, strategy="div", combiner="sum", end="val
     return graph_of(build, outputs=["out"])
 
 
-@pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("group", [False, True])
-@pytest.mark.parametrize("end", ["values", "gradient"])
-@pytest.mark.parametrize("strategy", ["mod", "div"])
+@sampled(6, fuse=[False, True], group=[False, True], end=["values", "gradient"], strategy=["mod", "div"])
 def test_rows_come_in_the_order_of_their_ids(fuse, group, end, strategy):
     """Distinct ids are a longer list where all places are kept than where some are: rows of the one are not read at places of the other."""
     feeds = {"ids": np.array([1, 5, 0, 5]), "w": np.array([1, 0.5, 3, 1], np.float32)}

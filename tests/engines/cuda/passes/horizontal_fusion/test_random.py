@@ -44,7 +44,7 @@ def check(flat, feeds, streams, seed):
 
 
 @given(alike_branches(), st.integers(1, 3), st.integers(0, 99))
-@settings(max_examples=examples(8, 40))
+@settings(max_examples=examples(6, 40))
 def test_alike_and_nearly_alike_branches(case, streams, seed):
     graph_def, feeds, outputs = case
     plain, merged = check(flat_of(graph_def, outputs=outputs), feeds, streams, seed)
@@ -53,14 +53,14 @@ def test_alike_and_nearly_alike_branches(case, streams, seed):
 
 
 @given(random_graphs(most=40), st.integers(1, 3), st.integers(0, 99))
-@settings(max_examples=examples(8, 40))
+@settings(max_examples=examples(6, 40))
 def test_any_graph(case, streams, seed):
     graph_def, feeds, outputs = case
     check(flat_of(graph_def, outputs=outputs), feeds, streams, seed)
 
 
 @given(alike_branches(), st.integers(0, 99))
-@settings(max_examples=examples(8, 15))
+@settings(max_examples=examples(6, 15))
 def test_nan_and_infinity_come_out_where_they_came_out_before(case, seed):
     graph_def, feeds, outputs = case
     chance = np.random.default_rng(seed)

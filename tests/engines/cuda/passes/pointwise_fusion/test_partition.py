@@ -25,7 +25,7 @@ from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
 FLOAT = "float32"
 
 
-@settings(max_examples=examples(12, 60), deadline=None)
+@settings(max_examples=examples(8, 60), deadline=None)
 @given(st.one_of(random_graphs(most=30), random_graphs(most=40, steps=POINTWISE)), st.integers(1, 4), st.integers(0, 9))
 def test_a_fused_graph_gives_the_same_bits_on_any_streams(case, streams, seed):
     graph_def, feeds, outputs = case

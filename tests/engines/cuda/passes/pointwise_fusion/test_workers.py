@@ -276,7 +276,7 @@ def test_what_workers_compile_is_found_on_the_disk_also_where_two_builds_run_at_
     monkeypatch.setenv(workers.LIMIT, "1")
     monkeypatch.setattr(workers, "PATIENCE", 200.0)  # on a busy machine
     if not CAMPAIGN:  # each new one would import PyTorch and its compiler anew
-        start = functools.partial(forked.Popen, server=forked.COMPILER)
+        start = functools.partial(forked.Popen, server=forked.COMPILER, quick=True)
         stand_in = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
         monkeypatch.setattr(workers, "subprocess", stand_in)
     # Not contiguous: PyTorch's key of a tensor that is has the name of the first module that imported it, and pytest loads some before.

@@ -22,7 +22,7 @@ from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.inputs.make import make_inputs
 from msplit.opset.traits import BATCH_MATMULS, HALF, MATMULS, Half
 from msplit.verify.compare import compare
-from tests.campaign import examples
+from tests.campaign import examples, sampled
 from tests.engines.cuda.cases import CPU, SAMPLES, bits, flat_of, graph_of, options_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
 from tests.training_graphs import BATCH
@@ -260,8 +260,11 @@ def test_a_graph_without_products_stays_in_float32():
     assert bits(outputs_of(flat, feeds, BF16)) == bits(outputs_of(flat, feeds, IEEE))
 
 
-@pytest.mark.parametrize("precision", [BF16, FP16])
-@pytest.mark.parametrize("name", ["mmoe_small.pb", "keras_inception", "lstm_small.pb", "towers_small.pb", "gru_while"])
+@sampled(
+    5,
+    name=["mmoe_small.pb", "keras_inception", "lstm_small.pb", "towers_small.pb", "gru_while"],
+    precision=[BF16, FP16],
+)
 def test_emulated_it_is_as_far_from_float32_and_computes_in_it(name, precision):
     flat = api.load(SAMPLES / name)
     feeds = make_inputs(flat, {}, batch=16, seed=0)
@@ -291,7 +294,7 @@ def test_nodes_that_are_to_stay_in_float32_do():
 
 
 @pytest.mark.no_cover
-@settings(max_examples=examples(12, 1000), deadline=None)
+@settings(max_examples=examples(8, 1000), deadline=None)
 @given(random_graphs())
 def test_random_graphs_have_the_types_that_passes_say_and_no_races(made):
     graph_def, feeds, outputs = made

@@ -76,7 +76,7 @@ def dense(graph, x, inputs, outputs, relu=True):
     return graph.node("Relu", [made], T=FLOAT) if relu else made
 
 
-@settings(max_examples=examples(20, 40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12, 40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(st.tuples(STEP, st.integers(0, 5), st.integers(0, 5), st.booleans()), min_size=2, max_size=12),
     fetched=st.integers(0, 3),
