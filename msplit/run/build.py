@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
-from msplit.analysis.rows.walk import independent_rows
 from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core import arguments
 from msplit.core.arguments import Precision, listed, whole
@@ -36,9 +35,10 @@ from msplit.formats.build import KERNELS, WEIGHTS, Bucket, Manifest
 from msplit.inputs.reference import Reference, load_reference, packed_reference
 from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
+from msplit.run.buckets import Buckets, RowProof, rows_of
 from msplit.run.prepare import Ready, make_ready
 from msplit.run.request import BuildOptions, RunRequest, refuse_exclusions, request_of
-from msplit.run.runner import Buckets, Runner, runner_of
+from msplit.run.runner import Runner, runner_of
 from msplit.run.variants import as_recorded
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.compare import compare, computed_in
@@ -250,16 +250,6 @@ def _first_rows(value: NDArray[Any], most: int) -> NDArray[Any]:
     return value[: max(most * len(value) // value.nbytes, 1)]
 
 
-def rows_of(flat: FlatGraph, request: RunRequest) -> tuple[tuple[Mapping[str, int], Mapping[str, int]] | None, str]:
-    """Entries per row of inputs and outputs, as `Manifest.rows` has them; or None, and why rows are not independent."""
-    try:
-        found = independent_rows(flat, shapes=request.workload.shapes)
-        found.check()
-    except MsplitError as problem:
-        return None, "; ".join([problem.what, *problem.details])
-    return (found.inputs, found.outputs), ""
-
-
 def _bucket(number: int, batch: int | None, runner: Runner, feeds: Arrays) -> Bucket:
     with phase("timing steps"):
         times = runner.executable.device_times(STEPS) if runner.facts.get("captured") else None
@@ -317,10 +307,12 @@ def open(
     unverified = () if verify else ("outputs were not verified when the build was opened",)
     largest = manifest.rungs[-1].program
     batches = {bucket.batch or 0: running[bucket.program] for bucket in manifest.rungs}
-    inputs = list(references[largest].feeds)
+    example = references[largest].feeds
+    proof = RowProof.of(manifest.rows, manifest.mixes, example)
     runner = runner_of(
-        running[largest] if len(running) == 1 else Buckets(batches, manifest.rows, manifest.mixes, inputs),
-        references[largest].feeds,
+        running[largest] if len(running) == 1 else Buckets(batches, proof),
+        example,
+        rows=proof,
         label=manifest.label,
         why=f"{os.fspath(path)} is a build for it",
         outputs=manifest.outputs,

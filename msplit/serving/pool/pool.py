@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,7 @@ from msplit.core.arguments import number, whole
 from msplit.engines.base import Executable, Feeds, called_with, device_lost
 from msplit.errors import DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
+from msplit.serving.pool.parts import PartedRequest
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
 from msplit.serving.pool.settings import PoolSettings
@@ -117,7 +119,7 @@ class Pool(DisplayMixin):
         if type(priority) is not int or priority:
             priority = whole("the priority", priority, 0, self.settings.priorities - 1)
         arrays, rows, key = self._ports.check(feeds)
-        step = self._steps.take(priority, rows)
+        step = self._steps.take(priority, rows) if self._ports.fits(rows) else None
         if step is not None:
             return self._steps.cut(self._driver.run_alone(step, arrays), rows)
         future = self._put(arrays, rows, key, priority, NEVER, now := time.perf_counter())
@@ -172,7 +174,7 @@ class Pool(DisplayMixin):
         """
         arrays, rows, key = self._ports.check(feeds)
         steps, step = self._steps, None
-        if self.polls and not steps.scheduler.running and not self.settings.max_delay_us:
+        if self.polls and not steps.scheduler.running and not self.settings.max_delay_us and self._ports.fits(rows):
             step = steps.take(priority, rows)
         if step is not None:
             future = PoolFuture(self._driver)
@@ -187,11 +189,23 @@ class Pool(DisplayMixin):
     def _put(
         self, feeds: Feeds, rows: int, key: Any, level: int, patience: float, now: float, *, on_device: bool = False
     ) -> PoolFuture:
-        """Takes a request whose inputs were checked."""
-        future = PoolFuture(self._driver)
-        claim = future.set_running_or_notify_cancel
-        self._steps.put(Request(rows, key, level, now, now + patience, claim, {**feeds}, future, on_device))
-        return future
+        """Takes a request whose inputs were checked; one that fits into no step in parts."""
+        ports = self._ports
+
+        def queued(feeds: Feeds, rows: int, since: float, *, admitted: bool) -> PoolFuture:
+            future = PoolFuture(self._driver)
+            claim = future.set_running_or_notify_cancel
+            self._steps.put(
+                Request(rows, key, level, since, now + patience, claim, {**feeds}, future, on_device, admitted)
+            )
+            return future
+
+        if ports.fits(rows):
+            return queued(feeds, rows, now, admitted=False)
+        whole = PoolFuture(self._driver)
+        parts = [partial(queued, *one) for one in ports.parts(feeds, rows)]
+        PartedRequest(parts, lambda answers: ports.whole(answers, rows), whole).begin(len(self._steps.slots))
+        return whole
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Does the work of the pool: ends steps that are over, and starts those that are due. An event loop calls it again and again, so
@@ -238,12 +252,10 @@ class Pool(DisplayMixin):
         """Takes no more requests, and waits for steps that run; slots stay open. The first half of `close`."""
         steps = self._steps
         steps.close(finish=finish)
-        while steps.busy:
+        while steps.busy or (steps.delivering and not steps.is_delivering):  # an answer may bring a further part
             self.drive()
             if not (steps.is_delivering and steps.run_ready()):
                 time.sleep(NAP)
-        while steps.delivering and not steps.is_delivering:
-            time.sleep(NAP)
         self._driver.end()
         steps.end()
 

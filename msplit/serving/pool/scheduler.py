@@ -40,6 +40,8 @@ class Request:
         feeds: Inputs. The scheduler does not look at them, nor at the next two.
         future: Future that gets the answer.
         on_device: True to leave the answer on the GPU. Requests of one key agree in it.
+        admitted: True for a further part of a request that was taken already: it is taken although the queue is full, or the pool about to
+            close.
         waits: True while it is in the queue.
     """
 
@@ -52,6 +54,7 @@ class Request:
     feeds: Any = None
     future: Any = None
     on_device: bool = False
+    admitted: bool = False
     waits: bool = False
 
 
@@ -95,7 +98,7 @@ class Stats:
     """Counts of a pool since it was opened.
 
     Attributes:
-        requests: Requests that it took.
+        requests: Requests that it took. One that is run in several steps counts once for each of them, here and below.
         answered: Requests that got outputs.
         failed: Requests that got an error of the engine, or none since the pool was closed.
         timed_out: Requests that waited too long, and were not run.
@@ -158,7 +161,7 @@ class Scheduler:
         self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue)
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
-        self.closed = ""
+        self.closed, self._cleared = "", False
         self.lost: DeviceLost | None = None
 
     def put(self, request: Request) -> Decision:
@@ -172,7 +175,7 @@ class Scheduler:
             Closed: No more are taken.
             DeviceLost: The device failed.
         """
-        if self.closed or self.lost is not None:
+        if (self.closed and not (request.admitted and not self._cleared)) or self.lost is not None:
             self._refuse()
         if not self.queue.put(request) and all(self._running_on) and not self._holds_thread:
             return NOTHING
@@ -260,6 +263,7 @@ class Scheduler:
 
     def clear(self) -> tuple[Request, ...]:
         """Takes all requests out of the queue that nobody has cancelled, to be failed."""
+        self._cleared = True
         left = tuple(self.queue.clear())
         self._failed += len(left)
         return left
@@ -357,7 +361,7 @@ class Queue:
         Raises:
             Busy: As many wait as may.
         """
-        if self._most and self.count >= self._most:
+        if self._most and self.count >= self._most and not request.admitted:
             self.refused += 1
             raise Busy(
                 f"{self.count} requests wait already, the most that may", fix="send it again later, or raise max_queue"

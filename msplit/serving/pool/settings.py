@@ -13,6 +13,9 @@ AUTO = "auto"
 MAX_GROUPS = 64
 """Most slots on a GPU: with more than 32, an H200 answers fewer requests than with 8."""
 
+MAX_STEPS = 256
+"""Default of the most steps that a request is run in."""
+
 
 @dataclass(frozen=True)
 class PoolSettings:
@@ -30,6 +33,8 @@ class PoolSettings:
         max_queue: Most requests that may wait; further ones are refused (`errors.Busy`). 0: no limit.
         max_memory: Most bytes on each GPU for weights and all slots; None: as many as are free there.
         host_threads: Threads that run the host part of a model (strings, tables, parsing), and TensorFlow's sessions; None: one per slot.
+        max_rows: Most rows of a request. One of more rows than a step has is run in several steps. None: `MAX_STEPS` steps of the largest
+            batch.
         latency_us: Most time that 99 of 100 requests may take, in µs, for ``groups="auto"``; None: three times that of a step.
     """
 
@@ -41,6 +46,7 @@ class PoolSettings:
     max_queue: int = 0
     max_memory: int | None = None
     host_threads: int | None = None
+    max_rows: int | None = None
     latency_us: float | None = None
 
     def __post_init__(self) -> None:
@@ -50,7 +56,7 @@ class PoolSettings:
             whole("the number of groups", self.groups, 1, MAX_GROUPS)
         batches = () if self.batches is None else listed("batches", self.batches)
         object.__setattr__(self, "batches", batches or None)
-        least = {"max_batch": 1, "priorities": 1, "max_queue": 0, "max_memory": 1, "host_threads": 1}
+        least = {"max_batch": 1, "priorities": 1, "max_queue": 0, "max_memory": 1, "host_threads": 1, "max_rows": 1}
         for name, low in least.items():
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), low)

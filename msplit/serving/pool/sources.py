@@ -17,7 +17,8 @@ from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
 from msplit.progress import Progress, phase, silent
-from msplit.run.build import LoadedBuild, Made, load_on, make, rows_of, verify_step, whole_reference
+from msplit.run.buckets import rows_of
+from msplit.run.build import LoadedBuild, Made, load_on, make, verify_step, whole_reference
 from msplit.run.prepare import make_ready
 from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
@@ -72,7 +73,7 @@ def recipe_of(
     rows, mixes = rows_of(flat, request)
     batches, notes = batches_of(flat, request, settings, rows, mixes)
     if engine.name != ENGINE.name:
-        recipe = _of_session(flat, request, batches, (rows, mixes), progress)
+        recipe = _of_session(flat, request, batches, (rows, mixes), settings.max_rows, progress)
     else:
         made = make(flat, request, batches=batches, progress=progress)
         if not batches:  # the request settles a shape that has no rows
@@ -157,7 +158,15 @@ def _of_build(every: Sequence[LoadedBuild], why: str, settings: PoolSettings) ->
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
     # Steps fly where one call starts a captured graph. Else they run in threads; on the CPU without a host part they only seem to fly.
     asynchronous, hosted = found.is_asynchronous(restored[0].values()), any(one.hosted for one in restored[0].values())
-    ports = Ports(dtypes, shapes, rows, manifest.mixes, device="cuda" if asynchronous else None)
+    ports = Ports(
+        dtypes,
+        shapes,
+        rows,
+        manifest.mixes,
+        device="cuda" if asynchronous else None,
+        max_rows=settings.max_rows,
+        example=references[min(buckets)].feeds,
+    )
     polls = asynchronous or (manifest.made_for.get("device") == "cpu" and not hosted)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
 
@@ -213,6 +222,7 @@ def _of_session(
     request: RunRequest,
     batches: Sequence[int],
     proof: tuple[Rows | None, str],
+    max_rows: int | None,
     progress: Progress | None,
 ) -> Recipe:
     """Makes the recipe for a TensorFlow session: slots call it, with steps of any number of rows."""
@@ -228,7 +238,8 @@ def _of_session(
         }
         for batch in (batches if rows is not None else batches[-1:]) or (0,)
     }
-    ports = Ports({name: value.dtype for name, value in feeds.items()}, shapes, rows, proof[1], pads=False)
+    dtypes = {name: value.dtype for name, value in feeds.items()}
+    ports = Ports(dtypes, shapes, rows, proof[1], pads=False, max_rows=max_rows, example=feeds)
 
     def step(given: Feeds) -> Answer:
         outputs = runner.executable.step(given)
