@@ -24,11 +24,11 @@ from msplit import formats
 from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core import arguments
 from msplit.core.arguments import Precision, listed, whole
-from msplit.engines.base import Arrays, Executable, timed
+from msplit.engines.base import Arrays, Executable, Job, timed
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import EngineError, LoadError, MsplitError
+from msplit.errors import Closed, EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
 from msplit.formats.build import KERNELS, WEIGHTS, Bucket, Manifest
@@ -37,15 +37,16 @@ from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.run.buckets import Buckets, RowProof, rows_of
 from msplit.run.prepare import Ready, make_ready
+from msplit.run.renew import making_beside
 from msplit.run.request import BuildOptions, RunRequest, refuse_exclusions, request_of
 from msplit.run.runner import Runner, runner_of
 from msplit.run.variants import as_recorded
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.compare import compare, computed_in
-from msplit.verify.results import OutputCheck
+from msplit.verify.results import OutputCheck, ValueUpdate
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Opened, Packed, Restored, StepCounter, Weights
+    from msplit.engines.cuda.engine import Opened, Packed, Renewal, Restored, StepCounter, Weights
 
 
 STEPS = 30
@@ -92,12 +93,14 @@ class Made:
         manifest: What it says of itself; it names no files.
         packed: What runs, by the name of its program.
         references: Likewise inputs, for some rows at least, and outputs of a step.
+        jobs: Likewise what it was made of.
     """
 
     manifest: Manifest
     weights: Weights
     packed: Mapping[str, Packed]
     references: Mapping[str, Reference]
+    jobs: Mapping[str, Job]
 
 
 def build(
@@ -163,6 +166,7 @@ def make(
     wanted: list[int | None] = [*sorted(set(batches))] or [request.workload.batch]
     builds, references, buckets = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Bucket]()
     packed: dict[str, Packed] = {}
+    jobs: dict[str, Job] = {}
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
     with timing() as phases:
         for number, batch in enumerate(wanted, 1):
@@ -173,7 +177,7 @@ def make(
                     bucket = _bucket(number, batch, runner, ready.chosen.job.feeds)
                     job = ready.chosen.job
                     packed[bucket.program] = builds.pack(ENGINE.compile(job), job, runner.executable)
-                    references[bucket.program] = _reference(ready)
+                    references[bucket.program], jobs[bucket.program] = _reference(ready), job
                 buckets.append(bucket)
                 chosen.append((runner.label, ready.why, runner.notes))
             ENGINE.forget(flat)
@@ -198,7 +202,7 @@ def make(
         preparation={one.phase: one.seconds for one in phases.stop().phases},
         files={},
     )
-    return Made(manifest, builds.weights, packed, references)
+    return Made(manifest, builds.weights, packed, references, jobs)
 
 
 def _check_batches(flat: FlatGraph, request: RunRequest | None, batches: Sequence[int]) -> None:
@@ -320,7 +324,51 @@ def open(
         notes=(*manifest.notes, *loaded.notes, *unverified),
     )
     runner.preparation = phases.stop()
+
+    def renews(source: Any, rows: Any) -> ValueUpdate:
+        with making_beside(loaded.place, lambda: runner.turn.count):
+            renewal, found = values_of((loaded,), source, rows)
+        with runner.turn:
+            if runner.renews is None:
+                raise Closed("the model is closed", fix="prepare or open it again")
+            renewal.take_over()
+        return ValueUpdate(renewal.bytes, False, tuple(found))
+
+    runner.renews = renews
     return runner
+
+
+def values_of(
+    every: Sequence[LoadedBuild], source: Any, rows: Any, gpus: Sequence[int] = ()
+) -> tuple[Renewal, list[OutputCheck]]:
+    """Brings the values of another build beside those of a build that is loaded onto some GPUs, and verifies them by its stored answers.
+
+    Raises:
+        EngineError: It is a build of another model, for another machine, or gives other outputs than it should.
+        LoadError: It is no build.
+    """
+    if rows or not isinstance(source, str | os.PathLike):
+        raise EngineError(
+            "a build takes the values of another build, and no variables",
+            fix="build the model with them, and give that",
+        )
+    new, checks = load_on(source, gpus, strict=True), list[OutputCheck]()
+    renewal = ENGINE.builds(new[0].place).renewal
+    buckets = [[(one.batch, one.inputs) for one in each.manifest.rungs] for each in (every[0], new[0])]
+    if buckets[0] != buckets[1]:
+        raise EngineError("the build has other batches", where=os.fspath(source), fix="build it with the same ones")
+    manifest, programs = new[0].manifest, [one.program for one in every[0].manifest.rungs]
+    options = EngineOptions(device=new[0].place, measure=manifest.measured)
+    for bucket in manifest.rungs:
+        one = new[0].restored[bucket.program]
+        running = renewal.beside(one.compiled, one.plan, options, ieee=Precision(manifest.precision).ieee)
+        try:
+            checks.append(verify_step(running.step, new[0].references[bucket.program], manifest))
+        finally:
+            running.close()
+    live = [one.restored[name].compiled.program for one in every for name in programs]
+    other = [one.restored[bucket.program].compiled.program for one in new for bucket in manifest.rungs]
+    return renewal.Renewal.of(live, other), checks
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,6 +380,7 @@ class LoadedBuild:
         notes: What differs from what it was made for.
         opened: What makes its buckets run.
         restored: By program, what it makes run.
+        place: Its device.
     """
 
     manifest: Manifest
@@ -339,6 +388,7 @@ class LoadedBuild:
     notes: tuple[str, ...]
     opened: Opened
     restored: Mapping[str, Restored]
+    place: str
 
 
 def load(path: str | os.PathLike[str], *, strict: bool = False) -> LoadedBuild:
@@ -400,7 +450,7 @@ def _bring(
                 found = whole_reference(load_reference(folder / bucket.reference), bucket, manifest.computed)
                 references[bucket.program] = found
                 restored[bucket.program] = opened.restore((folder / bucket.program).read_bytes(), found.feeds)
-    return LoadedBuild(manifest, references, tuple(notes), opened, restored)
+    return LoadedBuild(manifest, references, tuple(notes), opened, restored, device)
 
 
 @contextmanager

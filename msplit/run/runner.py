@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Thread, current_thread
@@ -18,10 +18,10 @@ from msplit.assignment.model import DisplayMixin, Facts
 from msplit.engines.base import Arrays, Executable, Feeds, Following, called_with, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensors import as_array
-from msplit.errors import Closed, WrongShape
+from msplit.errors import Closed, EngineError, WrongShape
 from msplit.progress import Sums
 from msplit.run.buckets import Buckets, RowProof
-from msplit.verify.results import OutputCheck
+from msplit.verify.results import NewRows, NewValues, OutputCheck, ValueUpdate
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ class Runner(DisplayMixin):
         preparation: Where the time of `prepare` went: `seconds` in all, and in `phases`, the longest first, what was done (`phase`), its
             own `seconds` and how often (`times`).
         rows: How rows are cut and filled up to those of a step; None where that is not known.
+        turn: Held for a step, and while something else takes over.
+        renews: What `update` calls; None where it can not.
         improved: Of `prepare` with ``improve=True``: what came of it, once it is there; `improved.cancel()` gives it up. What takes over
             replaces `label`, `checks`, `notes`, `facts`, `executable` and `preparation`. None otherwise.
     """
@@ -109,8 +111,9 @@ class Runner(DisplayMixin):
     executable: Executable
     preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
     rows: RowProof | None = None
+    turn: FairLock = field(default_factory=FairLock, init=False)
+    renews: Callable[[NewValues | None, NewRows | None], ValueUpdate] | None = field(default=None, init=False)
     improved: Future[Improvement] | None = field(default=None, init=False)
-    _turn: FairLock = field(default_factory=FairLock, init=False)
     _thread: Thread | None = field(default=None, init=False)
     _told: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
@@ -148,7 +151,7 @@ class Runner(DisplayMixin):
             self._tell(self.improved)
         if not isinstance(feeds, Mapping) or len(feeds) != len(self.inputs):  # the engine looks for what it needs only
             refuse(feeds, self.inputs)
-        with self._turn:
+        with self.turn:
             self._refuse_closed()
             executable = self.executable if self.engine != TENSORFLOW.name else _Session(self.executable, self.inputs)
             try:
@@ -172,6 +175,27 @@ class Runner(DisplayMixin):
             raise problem
         return found
 
+    def update(self, source: NewValues | None = None, *, rows: NewRows | None = None) -> ValueUpdate:
+        """Gives the model other values, between two steps: each step has either the old ones or the new ones, all of them.
+
+        The model is made again with them beside the steps, and held against TensorFlow (where that is not installed, against plain ops; of
+        a build, against its stored answers). Then what differs is copied to where it lies: no graph is captured again.
+
+        Args:
+            source: The model with other values or its path, or the path of a checkpoint (without ``.index``), or arrays by the names of
+                variables. Of a build another build.
+            rows: Rows of variables on top of that: their numbers, and their values.
+
+        Raises:
+            EngineError: They are of another model, or give wrong outputs. Nothing has changed then.
+            LoadError: They can not be read.
+        """
+        if self.renews is None:
+            raise EngineError("this model takes no other values", fix="prepare or open it anew")
+        if source is None and not rows:
+            raise EngineError("there are no values", fix="give a model, a checkpoint, or rows")
+        return self.renews(source, rows)
+
     def _refuse_closed(self) -> None:
         if self._closed:
             raise Closed("the model is closed", fix="prepare or open it again")
@@ -189,8 +213,8 @@ class Runner(DisplayMixin):
             self.improved.cancel()
         if self._thread is not None and self._thread is not current_thread():
             self._thread.join()
-        with self._turn:
-            self._closed = True
+        with self.turn:
+            self._closed, self.renews = True, None
             self.executable.close()
 
     def __enter__(self) -> Runner:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from msplit.engines.cuda.stored.builds import Builds, Opened, Packed
     from msplit.engines.cuda.stored.program import Restored, Weights
+    from msplit.engines.cuda.stored.renewal import Renewal
 
 __all__ = [
     "ENGINE",
@@ -42,6 +43,7 @@ __all__ = [
     "LoneStep",
     "Opened",
     "Packed",
+    "Renewal",
     "Restored",
     "SimulatedVariant",
     "SimulatedVariants",

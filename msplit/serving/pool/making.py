@@ -13,7 +13,7 @@ import numpy as np
 from msplit.engines.base import Arrays, Executable, Feeds
 from msplit.errors import MsplitError
 from msplit.progress import Progress
-from msplit.serving.pool.pool import About, Pool
+from msplit.serving.pool.pool import About, Pool, Renews
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.steps import Slot
@@ -51,6 +51,7 @@ class Recipe:
         urgencies: Number of priority levels of each GPU's streams; None: not known.
         streams: Most streams of a slot.
         owned: Executables that all slots share, closed together with the pool.
+        renews: Makes the model again with other values; None where it can not be.
     """
 
     ports: Ports
@@ -70,6 +71,7 @@ class Recipe:
     urgencies: int | None = None
     streams: int = 1
     owned: Sequence[Executable] = ()
+    renews: Renews | None = None
 
 
 def make(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
@@ -171,6 +173,7 @@ def _pool(recipe: Recipe, settings: PoolSettings, slots: Sequence[Slot], checks:
         threads=(settings.host_threads or len(slots)) if recipe.threads else 0,
         owned=recipe.owned,
         gpus=[number % recipe.gpus for number in range(len(slots))],
+        renews=recipe.renews,
     )
 
 

@@ -40,29 +40,43 @@ class PartedRequest:
         self._lock = threading.Lock()
         self._answers: dict[int, Answer] = {}
         self._going: dict[int, PoolFuture] = {}
-        self._begun = 0
+        self._begun = self._tries = self._most = 0
 
     def begin(self, most: int) -> None:
         """Queues the first parts, so many at most. Raises what the queue does where it does not take the first one."""
+        self._most = most
         Future.add_done_callback(self._whole, self._end)
-        self._queue()
+        self._queue(admitted=False)
         for _ in range(most - 1):
             self._go_on()
 
-    def _queue(self) -> None:
+    def restart(self) -> None:
+        """Runs all parts again, since the model has other values now: an answer is made of the old ones or of the new ones alone."""
+        with self._lock:
+            if self._whole.done():
+                return
+            going, self._going, self._answers = [*self._going.values()], {}, {}
+            self._begun, self._tries = 0, self._tries + 1
+        for future in going:
+            future.cancel()
+        for _ in range(self._most):
+            self._go_on()
+
+    def _queue(self, *, admitted: bool = True) -> None:
         """Queues the next part, if there is one."""
         with self._lock:
-            number, parts = self._begun, self._parts
+            number, tries, parts = self._begun, self._tries, self._parts
             if number >= len(parts):
                 return
             self._begun += 1
-        future = parts[number](time.perf_counter(), admitted=number > 0)
+        future = parts[number](time.perf_counter(), admitted=admitted)
         with self._lock:
-            self._going[number] = future
-        Future.add_done_callback(
-            future, partial(self._arrive, number)
-        )  # `PoolFuture` would have a thread of the pool poll
-        if self._whole.done():  # a part has failed meanwhile, or all of it was cancelled
+            gone = tries != self._tries
+            if not gone:
+                self._going[number] = future
+        # `PoolFuture` would have a thread of the pool poll.
+        Future.add_done_callback(future, partial(self._arrive, number, tries))
+        if gone or self._whole.done():  # a part has failed meanwhile, or all of it was cancelled or begun again
             future.cancel()
 
     def _go_on(self) -> None:
@@ -71,16 +85,20 @@ class PartedRequest:
         except Exception as problem:  # noqa: BLE001  who waits for the whole gets it
             self._settle(problem)
 
-    def _arrive(self, number: int, future: Future[Any]) -> None:
+    def _arrive(self, number: int, tries: int, future: Future[Any]) -> None:
         """Takes the answer to a part, in the thread that delivers it."""
         with self._lock:
-            self._going.pop(number, None)
-        if self._whole.done() or future.cancelled():
+            current = tries == self._tries
+            if current:
+                self._going.pop(number, None)
+        if not current or self._whole.done() or future.cancelled():
             return
         if (problem := future.exception()) is not None:
             self._settle(problem)
             return
         with self._lock:
+            if tries != self._tries:
+                return
             self._answers[number] = future.result()
             answers = self._answers if len(self._answers) == len(self._parts) else None
         if answers is None:

@@ -7,6 +7,7 @@ so, and `slots` are what steps run in.
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,19 +15,34 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from msplit.assignment.model import DisplayMixin, Facts
 from msplit.core.arguments import number, whole
 from msplit.engines.base import Executable, Feeds, called_with, device_lost
-from msplit.errors import DeviceLost, EngineError
+from msplit.errors import Closed, DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.parts import PartedRequest
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, Slot
-from msplit.verify.results import OutputCheck
+from msplit.verify.results import NewRows, NewValues, OutputCheck, ValueUpdate
+
+
+class TakesOver(Protocol):
+    """Values that lie beside those that they are to take the place of; see `stored.renewal`."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of what changes."""
+
+    def take_over(self) -> None:
+        """Has them take it, while no step runs."""
+
+
+Renews = Callable[[NewValues | None, NewRows | None], tuple[TakesOver, Sequence[OutputCheck], Callable[[], object]]]
+"""Makes a pool's model again with other values, and verifies it; the last is called when they were taken over."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +90,7 @@ class Pool(DisplayMixin):
         threads: int = 0,
         owned: Sequence[Executable] = (),
         gpus: Sequence[int] = (),
+        renews: Renews | None = None,
     ) -> None:
         """Makes a pool out of its parts.
 
@@ -85,6 +102,7 @@ class Pool(DisplayMixin):
             threads: Number of threads that run steps from beginning to end; 0: slots run them by themselves.
             owned: Executables that are closed together with the slots.
             gpus: Index of the GPU of each slot; none: there is one.
+            renews: Makes what takes other values over; None where nothing does.
         """
         self.about, self.inputs, self.outputs, self.settings = about, ports.inputs, about.outputs, settings
         self.batches, self.joins, self.polls = ports.batches, ports.joins, not threads
@@ -99,6 +117,8 @@ class Pool(DisplayMixin):
         )
         self._steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
         self._driver = ThreadDriver(self._steps, polls=self.polls)
+        self._parted: weakref.WeakSet[PartedRequest] = weakref.WeakSet()
+        self._renews, self._updating = renews, threading.Lock()
         _OPEN.add(self)
         weakref.finalize(self, self._driver.dismiss).atexit = False
 
@@ -204,7 +224,9 @@ class Pool(DisplayMixin):
             return queued(feeds, rows, now, admitted=False)
         whole = PoolFuture(self._driver)
         parts = [partial(queued, *one) for one in ports.parts(feeds, rows)]
-        PartedRequest(parts, lambda answers: ports.whole(answers, rows), whole).begin(len(self._steps.slots))
+        request = PartedRequest(parts, lambda answers: ports.whole(answers, rows), whole)
+        self._parted.add(request)
+        request.begin(len(self._steps.slots))
         return whole
 
     def drive(self, seconds: float = 0.0) -> bool:
@@ -218,6 +240,35 @@ class Pool(DisplayMixin):
             True if anything runs or waits.
         """
         return self._driver.drive(seconds if type(seconds) is float else number("the seconds", seconds))
+
+    def update(self, source: NewValues | None = None, *, rows: NewRows | None = None) -> ValueUpdate:
+        """Gives the model other values while it answers requests: each answer is of the old ones or of the new ones, all of them.
+
+        It is made again beside the steps, and verified, as `Runner.update` says. Then no step is started until those that run are over and
+        what differs is copied to where it lies.
+
+        Args:
+            source: The model with other values, a checkpoint, or arrays by the names of variables; of a build another build.
+            rows: Rows of variables on top of that: their numbers, and their values.
+
+        Raises:
+            EngineError: They are of another model, give wrong outputs, or make another program. Nothing has changed then.
+            LoadError: They can not be read.
+        """
+        if self._renews is None:
+            raise EngineError("the model of this pool takes no other values", fix="make another pool")
+        if source is None and not rows:
+            raise EngineError("there are no values", fix="give a model, a checkpoint, or rows")
+        with self._updating:
+            renewal, checks, keep = self._renews(source, rows)
+            with self._steps.paused(self._driver.drive):
+                if self._steps.scheduler.closed:
+                    raise Closed("the pool is closed", fix="open another one")
+                renewal.take_over()
+                for request in [*self._parted]:
+                    request.restart()
+            keep()
+        return ValueUpdate(renewal.bytes, False, tuple(checks))
 
     def stats(self) -> Stats:
         """Counts of requests and steps so far."""

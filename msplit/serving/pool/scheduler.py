@@ -140,6 +140,7 @@ class Scheduler:
         running: Steps that run.
         alone: Those among them that the thread which brought the request runs itself.
         lost: Error of the device, set by the caller when it fails; no more requests are taken then.
+        paused: True while no step is started; requests wait.
         closed: Reason why no more requests are taken; empty while they are.
     """
 
@@ -161,7 +162,7 @@ class Scheduler:
         self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue)
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
-        self.closed, self._cleared = "", False
+        self.closed, self._cleared, self.paused = "", False, False
         self.lost: DeviceLost | None = None
 
     def put(self, request: Request) -> Decision:
@@ -185,7 +186,7 @@ class Scheduler:
         """Reserves a slot for a step that the calling thread starts itself, waits for, and reports with `ended`.
 
         Returns:
-            The step; None where no slot is free, or requests wait that came before.
+            The step; None where no slot is free, requests wait that came before, or none is started now.
 
         Raises:
             Closed: No more requests are taken.
@@ -193,7 +194,7 @@ class Scheduler:
         """
         if self.closed or self.lost is not None:
             self._refuse()
-        if not self.queue.count:
+        if not (self.queue.count or self.paused):
             for number in range(level, len(self._free)):
                 gpu = self._freest(number)
                 if self._free[number][gpu]:
@@ -210,7 +211,7 @@ class Scheduler:
             join: False to start a step that is not full without waiting `JOIN_WINDOW`.
         """
         queue = self.queue
-        if not queue.count or queue.next_time > now:
+        if not queue.count or queue.next_time > now or self.paused:
             return NOTHING
         late = tuple(expired) if (expired := queue.expired(now)) else ()
         for level, gpus in enumerate(self._free):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -13,23 +14,24 @@ from msplit.core.arguments import Precision, path
 from msplit.engines.base import Arrays, Feeds
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import MsplitError
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
 from msplit.progress import Progress, phase, silent
 from msplit.run.buckets import rows_of
-from msplit.run.build import LoadedBuild, Made, load_on, make, verify_step, whole_reference
+from msplit.run.build import LoadedBuild, Made, load_on, make, values_of, verify_step, whole_reference
 from msplit.run.prepare import make_ready
+from msplit.run.renew import ModelValues, making_beside, verify_made
 from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
 from msplit.serving.pool.making import Recipe
 from msplit.serving.pool.making import make as make_pool
-from msplit.serving.pool.pool import Pool
+from msplit.serving.pool.pool import Pool, Renews
 from msplit.serving.pool.ports import Ports, Shape
 from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.steps import Answer, SimulatedSlot, Slot, StepSlot
 from msplit.shapes.infer import stated_shapes
-from msplit.verify.results import OutputCheck
+from msplit.verify.results import NewRows, NewValues, OutputCheck
 
 MAX_BATCH = 64
 """Default of the most rows of a step: on an H200, 64 rows of a recommender take 1.4 times as long as one."""
@@ -66,7 +68,14 @@ def recipe_of(
         MsplitError: Requests are to share steps, and can not.
     """
     if not isinstance(model, FlatGraph) and is_build(path(model)):
-        return _of_build(load_on(model, request.devices), f"{os.fspath(model)} is a build for it", settings)
+        every = load_on(model, request.devices)
+
+        def renews_build(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
+            with making_beside(every[0].place, object):
+                return *values_of(every, source, rows, request.devices), lambda: None
+
+        recipe = _of_build(every, f"{os.fspath(model)} is a build for it", settings)
+        return replace(recipe, renews=renews_build)
     flat = opened(model)
     engine, why = choose_engine(request, flat)
     refuse_devices(request, engine, why)
@@ -79,7 +88,8 @@ def recipe_of(
         if not batches:  # the request settles a shape that has no rows
             buckets = tuple(replace(one, batch=None) for one in made.manifest.rungs)
             made = replace(made, manifest=replace(made.manifest, rungs=buckets))
-        recipe = _of_build(_in_memory(made, request.places), why, settings)
+        every = _in_memory(made, request.places)
+        recipe = replace(_of_build(every, why, settings), renews=_renews_model(flat, made, every, request))
     return replace(recipe, notes=(*recipe.notes, *notes))
 
 
@@ -135,8 +145,39 @@ def _in_memory(made: Made, places: Sequence[str]) -> tuple[LoadedBuild, ...]:
             one = made.packed[bucket.program]
             references[bucket.program] = whole_reference(made.references[bucket.program], bucket, manifest.computed)
             restored[bucket.program] = opened.restore(one.program, one.feeds, one.host)
-        found.append(LoadedBuild(manifest, references, (), opened, restored))
+        found.append(LoadedBuild(manifest, references, (), opened, restored, place))
     return tuple(found)
+
+
+def _renews_model(flat: FlatGraph, made: Made, every: Sequence[LoadedBuild], request: RunRequest) -> Renews:
+    """Makes what gives a model that was compiled here other values."""
+    values = ModelValues(flat, {})
+
+    def renews(
+        source: NewValues | None, rows: NewRows | None
+    ) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
+        other, state = values.changed(source, rows)
+        checks, live, new = list[OutputCheck](), [], []
+        with making_beside(request.places[0], object):
+            try:
+                for program, job in made.jobs.items():
+                    again = replace(job, flat=other, state=state)
+                    compiled = ENGINE.compile(again)
+                    if compiled.optimized.host is not None:
+                        fix = "make another pool"
+                        raise EngineError("a part of the model runs on the host, which keeps the old values", fix=fix)
+                    checks.append(verify_made(compiled, again, request))
+                    live += [one.restored[program].compiled.program for one in every]
+                    new += [compiled.program for _ in every]
+                return (
+                    ENGINE.builds(request.places[0]).renewal.Renewal.of(live, new),
+                    checks,
+                    lambda: values.keep(other, state),
+                )
+            finally:
+                ENGINE.forget(other)
+
+    return renews
 
 
 def _of_build(every: Sequence[LoadedBuild], why: str, settings: PoolSettings) -> Recipe:
