@@ -220,7 +220,8 @@ class RunnerValues:
         renewal = CUDA.builds(job.options.first).renewal if self._engine is CUDA else None
         live = renewal.program_of(self._runner.executable) if renewal is not None else None
         if renewal is not None and live is not None:
-            compiled = CUDA.compile(job)
+            with renewal.sharing_with(live):
+                compiled = CUDA.compile(job)
             check = verify_made(compiled, job, self._request)
             with suppress(EngineError):
                 return renewal.Renewal.of([live], [compiled.program]), None, check

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import msplit
+from msplit.engines.cuda.ir import program
+from msplit.engines.cuda.stored import renewal
 from msplit.errors import Closed, EngineError, LoadError, MsplitError
 from msplit.run import renew
 from tests.updating import check, expected, feeds_of, saved, values_of, version_of
 
-pytest.importorskip("torch")
 pytest.importorskip("tensorflow")
 
 pytestmark = pytest.mark.tf
@@ -62,6 +63,29 @@ def test_folded_constants_and_outputs_that_need_no_run_are_made_again(runner: An
     values = values_of(1) | {"scale": np.float32(5)}
     check(runner.step, values)
     assert runner.step(feeds_of(4))["known"] == 10
+
+
+def test_what_stays_as_it_is_lies_there_once(runner: Any, models: Mapping[int, Path], monkeypatch: Any) -> None:
+    seen: list[tuple[Any, Any]] = []
+    of = renewal.Renewal.of
+    monkeypatch.setattr(program, "_LEAST", 1)
+    monkeypatch.setattr(program, "_AT_ONCE", 100)
+    monkeypatch.setattr(
+        renewal.Renewal, "of", lambda live, new: seen.extend(zip(live, new, strict=True)) or of(live, new)
+    )
+    update = runner.update({"w2": values_of(2)["w2"]})
+    live, new = seen.pop()
+    shared = {tuple(live.constants[key].shape) for key, one in new.constants.items() if one is live.constants[key]}
+    assert (50, 4) in shared
+    assert (8, 2) not in shared
+    assert update.bytes == 8 * 2 * 4
+    check(runner.step, values_of(1) | {"w2": values_of(2)["w2"]}, 9)
+    values = values_of(1) | {"b": values_of(1)["b2"], "b2": values_of(1)["b"]}  # one has the other's values
+    for version, wanted in ((1, values_of(1)), (2, values_of(2)), (1, values_of(1))):
+        runner.update(models[version])
+        check(runner.step, wanted, 9)
+    runner.update({"b": values["b"], "b2": values["b2"]})
+    check(runner.step, values, 9)
 
 
 def test_a_checkpoint_has_values_of_all_variables(runner: Any, models: Mapping[int, Path]) -> None:

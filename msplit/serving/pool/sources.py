@@ -151,7 +151,7 @@ def _in_memory(made: Made, places: Sequence[str]) -> tuple[LoadedBuild, ...]:
 
 def _renews_model(flat: FlatGraph, made: Made, every: Sequence[LoadedBuild], request: RunRequest) -> Renews:
     """Makes what gives a model that was compiled here other values."""
-    values = ModelValues(flat, {})
+    values, renewal = ModelValues(flat, {}), ENGINE.builds(request.places[0]).renewal
 
     def renews(
         source: NewValues | None, rows: NewRows | None
@@ -162,7 +162,8 @@ def _renews_model(flat: FlatGraph, made: Made, every: Sequence[LoadedBuild], req
             try:
                 for program, job in made.jobs.items():
                     again = replace(job, flat=other, state=state)
-                    compiled = ENGINE.compile(again)
+                    with renewal.sharing_with(every[0].restored[program].compiled.program):
+                        compiled = ENGINE.compile(again)
                     if compiled.optimized.host is not None:
                         fix = "make another pool"
                         raise EngineError("a part of the model runs on the host, which keeps the old values", fix=fix)
@@ -170,7 +171,7 @@ def _renews_model(flat: FlatGraph, made: Made, every: Sequence[LoadedBuild], req
                     live += [one.restored[program].compiled.program for one in every]
                     new += [compiled.program for _ in every]
                 return (
-                    ENGINE.builds(request.places[0]).renewal.Renewal.of(live, new),
+                    renewal.Renewal.of(live, new),
                     checks,
                     lambda: values.keep(other, state),
                 )

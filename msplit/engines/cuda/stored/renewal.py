@@ -19,7 +19,7 @@ from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.graph import Key
-from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.ir.program import Program, sharing
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executables import Compiled, executable_of
 from msplit.engines.cuda.runtime.host import Counting
@@ -70,8 +70,12 @@ class Renewal:
                 if before is not value and not _same(before, value):
                     raise EngineError(f"{_name(one, key)} shares memory with another constant", fix="prepare it anew")
         _refuse_overlaps([*found.values()])
-        beside = [(old, value.to(old.device)) for old, value in found.values()]
-        return cls([(old, value) for old, value in beside if not _same(old, value)], known)
+        changed = []
+        for old, value in found.values():
+            beside = value.to(old.device)
+            if old is not value and not _same(old, beside):
+                changed.append((old, beside))
+        return cls(changed, known)
 
     @property
     def bytes(self) -> int:
@@ -87,6 +91,11 @@ class Renewal:
                         old.copy_(value)
         for known, values in self.known:
             known.update(values)
+
+
+def sharing_with(program: Program) -> contextlib.AbstractContextManager[object]:
+    """A block in which a model is made again: what is the same as in a program that runs, under the same key, lies there once."""
+    return sharing(program.constants)
 
 
 class _Stream:
