@@ -234,3 +234,17 @@ def test_a_build_takes_the_values_of_another(models: Mapping[int, Path], tmp_pat
             check(pool.step, values_of(2), rows)
         with pytest.raises(EngineError, match="takes the values of another build"):
             pool.update({"b": np.zeros(8, np.float32)})
+
+
+@pytest.mark.tf
+def test_constants_that_were_equal_may_come_to_differ(tmp_path: Path) -> None:
+    """Both biases are ones. What is equal in a build is there once, but for constants of one program."""
+    pytest.importorskip("torch")
+    pytest.importorskip("tensorflow")
+    ones = {"w": np.ones((7, 9), np.float32), "w2": np.ones((9, 2), np.float32)}
+    values = values_of(1) | ones | {"b": np.full(9, 2, np.float32), "b2": np.ones(9, np.float32)}
+    with msplit.pool(saved(tmp_path / "wide", 1, width=9), **SIMULATED, batches=[1, 4], groups=1) as pool:
+        pool.update({"b": values["b"]})
+        check(pool.step, values, 5)
+        pool.update({"b2": values["b"], "b": values["b2"]})
+        check(pool.step, values | {"b2": values["b"], "b": values["b2"]}, 5)

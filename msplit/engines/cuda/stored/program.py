@@ -150,7 +150,8 @@ def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
         "layout": compiled.layout,
         "facts": encode(dict(compiled.facts)),
         "steps": [pack_step(step) for step in program.steps],
-        "constants": [[*key, weights.add(tensor)] for key, tensor in program.constants.items() if key in read],
+        # In an order that does not depend on the batch, so that of equal ones the same are one.
+        "constants": [[*key, weights.add(program.constants[key])] for key in sorted(program.constants) if key in read],
         "feeds": {name: list(key) for name, key in program.feeds.items()},
         "fetches": {name: list(key) for name, key in program.fetches.items()},
         "known": {name: encode_array(value) for name, value in program.known.items()},

@@ -120,6 +120,8 @@ def aside(device: str) -> Iterator[None]:
 
 def beside(compiled: Compiled, plan: Plan, options: EngineOptions, *, ieee: bool) -> Executable:
     """Makes what runs a step with new values before they are taken over: nothing is captured."""
+    if options.on_gpu:  # streams of ours do not wait for the one on which these were made
+        torch.cuda.current_stream(torch.device(options.first)).synchronize()
     return executable_of(compiled, plan, replace(options, capture=False), ieee=ieee)
 
 
