@@ -12,29 +12,25 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from msplit.serving.pool.steps import Answer, PoolFuture
-
-
-class PutsPart(Protocol):
-    """Queues a part at a time of the clock. A further part of a request that was taken is `admitted`; see `scheduler.Request`."""
-
-    def __call__(self, since: float, *, admitted: bool) -> PoolFuture:
-        """Gives the future of its answer."""
 
 
 class PartedRequest:
     """Request that is run in parts. All of it fails, or is cancelled, with the first part that does; parts that wait are then taken back.
 
     Args:
-        parts: What queues each part, in order.
+        parts: What queues each part, in order: takes the time, and True for what is `admitted` (see `scheduler.Request`); gives its future.
         join: Makes the answer of the answers to the parts.
         whole: Future that gets the answer.
     """
 
     def __init__(
-        self, parts: Sequence[PutsPart], join: Callable[[Sequence[Answer]], Answer], whole: PoolFuture
+        self,
+        parts: Sequence[Callable[[float, bool], PoolFuture]],
+        join: Callable[[Sequence[Answer]], Answer],
+        whole: PoolFuture,
     ) -> None:
         self._parts, self._join, self._whole = parts, join, whole
         self._lock = threading.Lock()
@@ -46,7 +42,11 @@ class PartedRequest:
         """Queues the first parts, so many at most. Raises what the queue does where it does not take the first one."""
         self._most = most
         Future.add_done_callback(self._whole, self._end)
-        self._queue(admitted=False)
+        try:
+            self._queue(admitted=False)
+        except BaseException:
+            self._whole.cancel()
+            raise
         for _ in range(most - 1):
             self._go_on()
 
@@ -69,7 +69,7 @@ class PartedRequest:
             if number >= len(parts):
                 return
             self._begun += 1
-        future = parts[number](time.perf_counter(), admitted=admitted)
+        future = parts[number](time.perf_counter(), admitted)
         with self._lock:
             gone = tries != self._tries
             if not gone:

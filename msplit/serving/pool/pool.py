@@ -117,7 +117,7 @@ class Pool(DisplayMixin):
         )
         self._steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
         self._driver = ThreadDriver(self._steps, polls=self.polls)
-        self._parted: weakref.WeakSet[PartedRequest] = weakref.WeakSet()
+        self._parted: dict[PartedRequest, None] = {}  # a list of it is made at once, whoever adds to it
         self._renews, self._updating = renews, threading.Lock()
         _OPEN.add(self)
         weakref.finalize(self, self._driver.dismiss).atexit = False
@@ -210,24 +210,32 @@ class Pool(DisplayMixin):
         self, feeds: Feeds, rows: int, key: Any, level: int, patience: float, now: float, *, on_device: bool = False
     ) -> PoolFuture:
         """Takes a request whose inputs were checked; one that fits into no step in parts."""
-        ports = self._ports
-
-        def queued(feeds: Feeds, rows: int, since: float, *, admitted: bool) -> PoolFuture:
-            future = PoolFuture(self._driver)
-            claim = future.set_running_or_notify_cancel
-            self._steps.put(
-                Request(rows, key, level, since, now + patience, claim, {**feeds}, future, on_device, admitted)
-            )
-            return future
-
+        ports, late = self._ports, now + patience
         if ports.fits(rows):
-            return queued(feeds, rows, now, admitted=False)
+            return self._queue(feeds, rows, key, level, late, on_device, now)
         whole = PoolFuture(self._driver)
-        parts = [partial(queued, *one) for one in ports.parts(feeds, rows)]
+        parts = [partial(self._queue, *one, key, level, late, on_device) for one in ports.parts(feeds, rows)]
         request = PartedRequest(parts, lambda answers: ports.whole(answers, rows), whole)
-        self._parted.add(request)
+        self._parted[request] = None
+        Future.add_done_callback(whole, lambda _: self._parted.pop(request))
         request.begin(len(self._steps.slots))
         return whole
+
+    def _queue(
+        self,
+        feeds: Feeds,
+        rows: int,
+        key: Any,
+        level: int,
+        late: float,
+        on_device: bool,
+        now: float,
+        admitted: bool = False,
+    ) -> PoolFuture:
+        future = PoolFuture(self._driver)
+        claim = future.set_running_or_notify_cancel
+        self._steps.put(Request(rows, key, level, now, late, claim, {**feeds}, future, on_device, admitted))
+        return future
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Does the work of the pool: ends steps that are over, and starts those that are due. An event loop calls it again and again, so

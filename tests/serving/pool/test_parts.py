@@ -135,6 +135,7 @@ def test_a_queue_that_is_full_refuses_a_large_request_before_it_begins_and_not_i
         script.held.set()  # type: ignore[union-attr]
         assert is_right(large.result(SOON), feeds(0.0, 40))
         assert is_right(waits.result(SOON), feeds(5.0, 4))
+        assert not pool._parted
 
 
 @BOTH
