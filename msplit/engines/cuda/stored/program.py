@@ -46,21 +46,29 @@ _LARGEST = 1 << 40
 
 @dataclass
 class Weights:
-    """Blocks of memory to be written behind each other.
+    """Blocks of memory to be written behind each other. Those of several programs that are equal are one; those of one program are apart,
+    since they may get different values later.
 
     Attributes:
-        blocks: By content, where a block begins, and its bytes.
+        blocks: By content, and by how many others of a program are equal, where a block begins, and its bytes.
         size: Bytes in all.
     """
 
-    blocks: dict[str, tuple[int, torch.Tensor]] = field(default_factory=dict)
+    blocks: dict[tuple[str, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
     size: int = 0
+    _of_program: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Begins a further program."""
+        self._of_program.clear()
 
     def add(self, tensor: torch.Tensor) -> list[Any]:
         """Keeps the memory that a tensor lies in. Where the tensor will be: type, shape, strides, and first element of all memory."""
         storage = tensor.untyped_storage()
         data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).cpu()
-        name = hashlib.sha256(data.numpy().data).hexdigest()
+        content = hashlib.sha256(data.numpy().data).hexdigest()
+        equal = self._of_program.setdefault(content, {})
+        name = content, equal.setdefault(storage.data_ptr(), len(equal))
         if name not in self.blocks:
             self.blocks[name] = self.size, data
             self.size += data.numel() + -data.numel() % ALIGNED
@@ -134,14 +142,16 @@ def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
         EngineError: Something in it can not be stored; the message names it.
     """
     program = compiled.program
+    weights.begin()
     read = {key for step in program.steps for key in step.inputs} | set(program.fetches.values())
     shapes = {key: shape for key, shape in compiled.optimized.graph.shapes.items() if key in read}
     stored = plan_binding.store(program, plan)
     data = {
         "layout": compiled.layout,
         "facts": encode(dict(compiled.facts)),
-        "steps": [_pack_step(step) for step in program.steps],
-        "constants": [[*key, weights.add(tensor)] for key, tensor in program.constants.items() if key in read],
+        "steps": [pack_step(step) for step in program.steps],
+        # In an order that does not depend on the batch, so that of equal ones the same are one.
+        "constants": [[*key, weights.add(program.constants[key])] for key in sorted(program.constants) if key in read],
         "feeds": {name: list(key) for name, key in program.feeds.items()},
         "fetches": {name: list(key) for name, key in program.fetches.items()},
         "known": {name: encode_array(value) for name, value in program.known.items()},
@@ -154,7 +164,12 @@ def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode()
 
 
-def _pack_step(step: KernelCall) -> dict[str, Any]:
+def pack_step(step: KernelCall) -> dict[str, Any]:
+    """A step as files hold it.
+
+    Raises:
+        EngineError: Something in it can not be stored; the message names it.
+    """
     op, call = step.op, step.call
     assert isinstance(call, LoweringCall)
     attrs = {name: value for name, value in call.op.attrs.items() if name not in ("body", "kernel")}
