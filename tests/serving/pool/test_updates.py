@@ -191,9 +191,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Path]:
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("devices", [(), (0, 1)], ids=["one GPU", "two GPUs"])
-def test_a_model_answers_beside_updates(models: Mapping[int, Path], devices: tuple[int, ...]) -> None:
-    with msplit.pool(models[1], **SIMULATED, max_batch=4, groups=2, devices=devices) as pool:
+def test_a_model_answers_beside_updates(models: Mapping[int, Path]) -> None:
+    with msplit.pool(models[1], **SIMULATED, max_batch=4, groups=2) as pool:
         stop, seen = threading.Event(), set[float]()
 
         def client(number: int) -> None:
@@ -222,6 +221,16 @@ def test_a_model_answers_beside_updates(models: Mapping[int, Path], devices: tup
         with pytest.raises(EngineError, match="it is another program"):
             pool.update({"b": np.zeros(8, np.float32)})
         check(pool.step, values, 11)
+
+
+@pytest.mark.tf
+def test_processes_of_two_gpus_refuse_updates_and_answer_any_number_of_rows(models: Mapping[int, Path]) -> None:
+    with msplit.pool(models[1], **SIMULATED, max_batch=4, groups=1, devices=(0, 1)) as pool:
+        for update in (lambda: pool.update(models[2]), lambda: pool.update(rows={"table": ([1], np.zeros((1, 4)))})):
+            with pytest.raises(EngineError, match="a pool of processes takes no other values"):
+                update()
+        for rows in (0, 1, 4, 11, 40):
+            check(pool.step, values_of(1), rows)
 
 
 @pytest.mark.tf

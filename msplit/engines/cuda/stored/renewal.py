@@ -23,7 +23,7 @@ from msplit.engines.cuda.ir.program import Program, sharing
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executables import Compiled, executable_of
 from msplit.engines.cuda.runtime.host import Counting
-from msplit.engines.cuda.stored.program import pack_step
+from msplit.engines.cuda.stored.steps import pack_step
 from msplit.errors import EngineError
 from msplit.schedule.plan import Plan
 
