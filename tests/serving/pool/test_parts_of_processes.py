@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.errors import Busy, EngineError, InvalidInput, ProcessLost
+from msplit.errors import Busy, Closed, EngineError, InvalidInput, ProcessLost
 from msplit.serving.pool.pool import Pool
 from tests import forked
 from tests.campaign import examples
@@ -185,3 +185,25 @@ def test_other_values_are_refused(pool: Pool) -> None:
         pool.update({"b": np.zeros(8, np.float32)})
     assert "open another one with the new model" in str(told.value)
     assert is_right(pool.step(feeds(7.0, 9)), feeds(7.0, 9))
+
+
+def test_a_pool_that_is_closed_at_once_fails_what_runs_in_parts() -> None:
+    with opened(groups=1) as pool:
+        going = pool.submit(slow(0.05, 400))
+        wait(lambda: pool.stats().in_flight == 2)
+        pool.close(finish=False)
+        assert isinstance(going.exception(0), Closed)
+        with pytest.raises(Closed):
+            pool.submit(feeds(1.0, 9))
+
+
+def test_a_pool_whose_processes_end_while_it_is_closed_finishes_what_was_taken() -> None:
+    large = slow(0.05, 40)
+    with opened(groups=1) as pool:
+        going = pool.submit(large)
+        wait(lambda: pool.stats().in_flight == 2)
+        closing = threading.Thread(target=pool.close)
+        closing.start()
+        kill(pool, 1)
+        assert is_right(going.result(SOON), large)
+        closing.join(SOON)
