@@ -285,7 +285,8 @@ class Pool(DisplayMixin):
             rows: Rows of variables on top of that: their numbers, and their values.
 
         Raises:
-            EngineError: They are of another model, give wrong outputs, or make another program. Nothing has changed then.
+            EngineError: They are of another model, give wrong outputs, or make another program; or the pool has processes. Nothing has
+                changed then.
             LoadError: They can not be read.
         """
         if self._renews is None:
