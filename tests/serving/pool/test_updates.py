@@ -21,7 +21,7 @@ from msplit.verify.results import OutputCheck
 from tests.serving.pool.scripted import BOTH, SOON, Script, ScriptedSlot, feeds, ports, together, until
 from tests.updating import check, expected, feeds_of, saved, values_of, version_of
 
-SIMULATED = {"streams": (2,), "engine": "cuda", "device": "cpu", "effort": "fast"}
+SIMULATED: dict[str, Any] = {"streams": (2,), "engine": "cuda", "device": "cpu", "effort": "fast"}
 
 
 class Versions:
