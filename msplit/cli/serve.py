@@ -62,6 +62,9 @@ class Served:
     model_name: str | None = option(help="What clients call the model (default: its file's or folder's name).")
     model_base_path: Path | None = option(hidden=True, help="The same as MODELS.")
     model_config_file: Path | None = option(help="Models in TensorFlow Serving's text format.")
+    file_system_poll_wait_seconds: float = option(
+        default=1.0, type=click.FloatRange(0), hidden=True, help="Seconds between two looks for new versions; 0: none."
+    )
     signatures: Sequence[str] = key(
         "--part",
         "Signatures to serve, or all (none: serving_default, or the only one). Each has weights of its own.",
@@ -175,7 +178,8 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
     tags = served.saved_model_tags if served.tags is None else served.tags
     with run.held(where) as ports, ExitStack() as stack:
         with telling() as tell:
-            ready = making.ready(configs, request, settings, tags=tags, signatures=served.signatures, progress=tell)
+            poll, signatures = served.file_system_poll_wait_seconds, served.signatures
+            ready = making.ready(configs, request, settings, tags=tags, signatures=signatures, poll=poll, progress=tell)
             models = stack.enter_context(ready)
         return run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
 

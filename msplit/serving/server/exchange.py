@@ -43,16 +43,27 @@ _METHODS: dict[str, _Tensors | Callable[[RequestContext, Any], Any]] = {
     "Predict": _Tensors(methods.read_predict, methods.write_predict),
     "GetModelMetadata": methods.serving_metadata,
     "GetModelStatus": methods.serving_status,
+    "HandleReloadConfigRequest": methods.serving_reload,
     "ServerLive": lambda context, request: messages.ServerLiveResponse(live=True),
     "ServerReady": lambda context, request: messages.ServerReadyResponse(ready=context.service.ready),
     "ModelReady": methods.open_model_ready,
     "ServerMetadata": lambda context, request: messages.ServerMetadataResponse(**SERVER),
     "ModelMetadata": methods.open_model,
     "ModelInfer": _Tensors(methods.read_infer, methods.write_infer),
+    "RepositoryIndex": methods.open_index,
+    "RepositoryModelLoad": methods.open_load,
+    "RepositoryModelUnload": methods.open_unload,
     "Check": health,
     "Watch": health,
 }
 
+
+_KINDS = {
+    "Check": "HealthCheckRequest",
+    "Watch": "HealthCheckRequest",
+    "HandleReloadConfigRequest": "ReloadConfigRequest",
+}
+"""Requests that are not called after their methods."""
 
 _BY_PATH = {path: (path.split("/")[1], (name := path.split("/")[2]), _METHODS[name]) for path in (*PATHS, WATCH)}
 """Path of a method -> its protocol, its name, and what answers it."""
@@ -92,11 +103,19 @@ class _Exchange:
                 else:
                     self._submit(data)
             else:
-                kind = "HealthCheckRequest" if method is health else f"{name}Request"
+                kind = _KINDS.get(name, f"{name}Request")
                 request = decode.parsed(getattr(messages, kind), decode.apart(data, None, (), kind)[0])
-                self._end(method(self._context, request).SerializeToString())
+                found = method(self._context, request)
+                if isinstance(found, Future):
+                    found.add_done_callback(lambda done: self._trying(self._answer, done))
+                else:
+                    self._end(found.SerializeToString())
         except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
             self._fail(problem)
+
+    def _answer(self, done: Future[Any]) -> None:
+        """Answers with a message that has come."""
+        self._end(done.result().SerializeToString())
 
     def _trying(self, work: Callable[..., None], *values: Any, **named: Any) -> None:
         try:
@@ -145,15 +164,14 @@ class _Exchange:
         self._end(self._method.write(self._context.service, self._request, outputs))
 
     def _end(self, data: bytes) -> None:
-        context = self._context
         self._reply.answer(data)
-        context.service.metrics.count(context.version, self._protocol, "OK", perf_counter() - self._start)
+        self._context.end(self._protocol, "OK", self._start)
 
     def _fail(self, problem: Exception) -> None:
         context = self._context
         why = told(context.service, problem)
         self._reply.fail(why.code.grpc, why.said)
-        context.service.metrics.count(context.version, self._protocol, why.code.name, perf_counter() - self._start)
+        context.end(self._protocol, why.code.name, self._start)
 
 
 def take(service: Service, reply: Reply, data: bytes, left: float | None) -> None:

@@ -12,8 +12,9 @@ import asyncio
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.metrics import Metrics
-from msplit.serving.server.models import PREDICT, Models, Signature, Version, known_as
+from msplit.serving.server.models import PREDICT, Control, Models, Signature, State, Version, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -140,6 +141,12 @@ class Heads:
             written += (head, value.tobytes())
         return b"".join(written)
 
+    def forget(self, version: Version) -> None:
+        """Drops the answers of a version that is closed."""
+        for place in [*self._known]:
+            if version in (place[0], *(place[0] if isinstance(place[0], tuple) else ())):
+                self._known.pop(place, None)
+
 
 _MOST_HEADS = 1024
 
@@ -147,7 +154,8 @@ Result = TypeVar("Result")
 
 LARGE = 1 << 18
 """Bytes from which on a request is read, and an answer written, in a thread beside the others: to do so takes 10 ms and more."""
-_AVAILABLE = 30
+_FAILED = 9
+"""FAILED_PRECONDITION among TensorFlow's codes of errors."""
 _SIGNATURES = "signature_def"
 SERVER = {"name": "msplit", "version": __version__}
 """Fields of a ServerMetadataResponse."""
@@ -182,6 +190,14 @@ class Service:
     predicts: decode.Reader = field(default_factory=lambda: decode.Reader(decode.predict_request))
     infers: decode.Reader = field(default_factory=lambda: decode.Reader(decode.infer_request))
     heads: Heads = field(default_factory=lambda: Heads())
+
+    def __post_init__(self) -> None:
+        self.models.closing.append(self._forget)
+
+    def _forget(self, version: Version) -> None:
+        """Drops what is kept for a version that is closed."""
+        self.heads.forget(version)
+        self.metrics.forget(version)
 
     @property
     def ready(self) -> bool:
@@ -230,7 +246,7 @@ class Service:
         return await self.apart(weight * size_of(outputs), lambda: write(request, outputs))
 
 
-@dataclass
+@dataclass(eq=False)
 class RequestContext:
     """A request while it is answered.
 
@@ -252,8 +268,22 @@ class RequestContext:
         """
         if self.service.stopping.is_set():
             raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
-        self.version = self.service.models.find(name, number, label)
-        return self.version
+        while True:
+            self.leave()
+            found = self.version = self.service.models.find(name, number, label)
+            found.users[self] = None
+            if not found.retired:  # else it was replaced meanwhile, and may be closed already
+                return found
+
+    def leave(self) -> None:
+        """Says that the version is not needed any more."""
+        if self.version is not None:
+            self.version.users.pop(self, None)
+
+    def end(self, protocol: str, status: str, start: float) -> None:
+        """Counts the request, which is answered, and leaves its version."""
+        self.service.metrics.count(self.version, protocol, status, perf_counter() - start)
+        self.leave()
 
 
 def _version(context: RequestContext, spec: Any) -> Version:
@@ -333,20 +363,53 @@ def _infos(infos: Any, ports: Mapping[str, Port], signature: Signature) -> None:
 
 def serving_status(context: RequestContext, request: Any) -> Any:
     """`GetModelStatus`."""
-    spec = request.model_spec
-    if spec.WhichOneof("version_choice") is None:
-        versions = context.service.models.versions.get(spec.name)
-        if not versions:
-            raise Refusal(StatusCode.NOT_FOUND, f"Could not find any versions of model {spec.name}")
-        numbers = sorted(versions, reverse=True)
-    else:
-        numbers = [_version(context, spec).number]
+    spec, choice = request.model_spec, request.model_spec.WhichOneof("version_choice")
+    states = context.service.models.states(spec.name)
+    if not states:
+        raise Refusal(StatusCode.NOT_FOUND, f"Could not find any versions of model {spec.name}")
+    if choice is not None:
+        asked = spec.version.value if choice == "version" else _version(context, spec).number
+        if asked not in states:
+            raise Refusal(StatusCode.NOT_FOUND, f"Could not find version {asked} of model {spec.name}")
+        states = {asked: states[asked]}
     response = messages.GetModelStatusResponse()
-    for number in numbers:
+    for number, found in states.items():
         status = response.model_version_status.add()
-        status.version, status.state = number, _AVAILABLE
-        status.status.error_code = 0
+        status.version, status.state = number, found.state
+        status.status.error_code = _FAILED if found.why else 0
+        status.status.error_message = found.why
     return response
+
+
+def _control(context: RequestContext) -> Control:
+    """Interface to what is served.
+
+    Raises:
+        Refusal: There is none.
+    """
+    control = context.service.models.control
+    if control is None:
+        raise Refusal(StatusCode.UNIMPLEMENTED, "the models of this server stay as they are")
+    return control
+
+
+def serving_reload(context: RequestContext, request: Any) -> Future[Any]:
+    """`HandleReloadConfigRequest`: answered when the models are ready."""
+    return _then(_control(context).reload(request.config), messages.ReloadConfigResponse)
+
+
+def _then(done: Future[None], response: Callable[[], Any]) -> Future[Any]:
+    """Future of an empty response."""
+    found: Future[Any] = Future()
+
+    def end(done: Future[None]) -> None:
+        if (problem := done.exception()) is None:
+            found.set_result(response())
+        else:
+            found.set_exception(problem)
+
+    done.add_done_callback(end)
+    return found
 
 
 # --- Open Inference Protocol
@@ -377,6 +440,35 @@ def open_model(context: RequestContext, request: Any) -> Any:
             shape = [-1 if size is None else size for size in port.shape]
             listed.add(name=key, datatype=tensors.open_name(port.dtype), shape=shape)
     return found
+
+
+_INDEXED = {State.AVAILABLE: "READY", State.LOADING: "LOADING", State.UNLOADING: "UNLOADING"}
+"""Triton's names of states. All others are UNAVAILABLE."""
+
+
+def open_index(context: RequestContext, request: Any) -> Any:
+    """`RepositoryIndex`: the versions of all models."""
+    models = context.service.models
+    response = messages.RepositoryIndexResponse()
+    for name in sorted({*models.versions, *models.statuses}):
+        for number, found in models.states(name).items():
+            if found.state is State.AVAILABLE or not request.ready:
+                state = _INDEXED.get(found.state, "UNAVAILABLE")
+                reason = found.why or ("unloaded" if found.state is State.END else "")
+                response.models.add(name=name, version=str(number), state=state, reason=reason)
+    return response
+
+
+def open_load(context: RequestContext, request: Any) -> Future[Any]:
+    """`RepositoryModelLoad`: answered when its versions are ready."""
+    if request.parameters:
+        raise invalid(f"parameter {next(iter(request.parameters))} is not taken: models are loaded as they are")
+    return _then(_control(context).load(request.model_name), messages.RepositoryModelLoadResponse)
+
+
+def open_unload(context: RequestContext, request: Any) -> Future[Any]:
+    """`RepositoryModelUnload`: answered when no more requests are taken for it; those in flight are answered."""
+    return _then(_control(context).unload(request.model_name), messages.RepositoryModelUnloadResponse)
 
 
 def read_infer(context: RequestContext, data: bytes) -> InferenceRequest:
