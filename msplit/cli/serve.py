@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -181,6 +182,7 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
             poll, signatures = served.file_system_poll_wait_seconds, served.signatures
             ready = making.ready(configs, request, settings, tags=tags, signatures=signatures, poll=poll, progress=tell)
             models = stack.enter_context(ready)
+        gc.freeze()  # to look through all of PyTorch for garbage takes 0.2 s, in which no request is answered; new versions bring some
         return run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
 
 

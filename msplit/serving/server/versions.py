@@ -7,7 +7,6 @@ request is answered. Nobody else changes `Models`.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import math
 import os
@@ -223,7 +222,7 @@ class Versions:
                     self._try(name, number, path)
             for known in (self._seen, self._failed):
                 for key in [key for key in known if key[0] == name and key[1] not in wanted]:
-                    known.pop(key)  # type: ignore[attr-defined]
+                    known.pop(key)
             served = self.models.versions.get(name, {})
             if wanted and wanted.keys() <= served.keys():  # a version that is not ready replaces none
                 self._retire([version for number, version in served.items() if number not in wanted])
@@ -264,9 +263,10 @@ class Versions:
             return
         versions = self.models.versions
         self.models.versions = {**versions, name: {**versions.get(name, {}), number: version}}
+        self._ready(version)
 
     def _opening(self, name: str, number: int, path: Path, progress: Progress) -> Version:
-        """Opens a version, and says so."""
+        """Opens a version, to be served next."""
         self._say(name, number, Status(State.LOADING))
         stamp = stamp_of(path)
         try:
@@ -276,9 +276,13 @@ class Versions:
             self._say(name, number, Status(State.END, escape.line(why)))
             raise
         self._opened[version] = stamp
+        return version
+
+    def _ready(self, version: Version) -> None:
+        """Says that a version is served."""
+        name, number = version.model, version.number
         self._say(name, number, Status(State.AVAILABLE))
         _LOG.info("model %s version %d is ready", escape.line(name), number, extra={"model": name, "version": number})
-        return version
 
     def _take(self, configs: Sequence[ModelConfig], progress: Progress) -> None:
         """Serves these models in place of those of before.
@@ -327,6 +331,8 @@ class Versions:
             self.models.versions = {**served, **both}
             self.models.labels = labels
         self.models.versions = {**served, **fresh}
+        for version in opened:
+            self._ready(version)
         kept = {*self.models}
         self._retire([version for versions in served.values() for version in versions.values() if version not in kept])
 
@@ -346,8 +352,7 @@ class Versions:
 
     def _close_unused(self) -> None:
         """Closes versions that are served no more and whose requests are answered."""
-        unused = [version for version in self._closing if not version.users]
-        for version in unused:
+        for version in [version for version in self._closing if not version.users]:
             self._closing.remove(version)
             version.close(finish=True)
             self._opened.pop(version)
@@ -357,9 +362,6 @@ class Versions:
             _LOG.info("model %s version %d is closed", escape.line(version.model), version.number, extra=where)
             if version.number not in self.models.versions.get(version.model, {}):
                 self._say(version.model, version.number, Status(State.END))
-        if unused:
-            del version, unused
-            gc.collect()
 
     def _say(self, name: str, number: int, status: Status) -> None:
         """Has clients know a status."""

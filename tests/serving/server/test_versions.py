@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
-import logging
 import os
 import shutil
 import threading
 import time
 import urllib.request
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,7 @@ pytest.importorskip("prometheus_client")
 
 from msplit.errors import LoadError  # noqa: E402
 from msplit.progress import Progress, silent  # noqa: E402
-from msplit.serving.server import messages, versions  # noqa: E402
+from msplit.serving.server import messages, tensors, versions  # noqa: E402
 from msplit.serving.server.config import ModelConfig  # noqa: E402
 from msplit.serving.server.metrics import Metrics  # noqa: E402
 from msplit.serving.server.models import State, Version, signature_of  # noqa: E402
@@ -32,9 +33,11 @@ from msplit.serving.server.tensors import Refusal  # noqa: E402
 from msplit.serving.server.versions import Versions  # noqa: E402
 from tests.cli.runner import SAMPLES  # noqa: E402
 from tests.serving.server import trivial  # noqa: E402
+from tests.serving.server.asking import answer  # noqa: E402
 from tests.serving.server.running import Server, start  # noqa: E402
 
 SOON = 30.0
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
 def wait(true: Callable[[], Any]) -> None:
@@ -316,6 +319,39 @@ def test_a_configuration_is_taken_whole_or_not_at_all(folder: Folder) -> None:
         wait(lambda: served.numbers("n") == [9])
 
 
+def test_versions_in_a_row_leave_nothing_behind(folder: Folder) -> None:
+    """Of each a request over gRPC and one over HTTP's way; afterwards there is as much of everything as with the first ones."""
+    known = weakref.WeakSet[Version]()
+
+    def left() -> tuple[int, ...]:
+        metrics, statuses = served.service.metrics, served.models.statuses["m"]
+        inside = (metrics._known, metrics._answers._metrics, metrics._seconds._metrics, served.service.heads._known)
+        versions = served.versions
+        own = (statuses, versions._seen, versions._failed, versions._opened, versions._closing, *inside)
+        return threading.active_count(), *map(len, own)
+
+    async def ask(number: int) -> None:
+        request = messages.PredictRequest()
+        request.model_spec.name = "m"
+        tensors.to_tensor_proto(np.ones((1, trivial.WIDTH), np.float32), request.inputs["x"], as_content=True)
+        status, data = await answer(served.service, PREDICT, request.SerializeToString(), None)
+        assert (status, messages.PredictResponse.FromString(data).model_spec.version.value) == (0, number)
+
+    with Served(folder) as served:
+        for number in range(1, 81):
+            folder.add(number)
+            wait(lambda number=number: served.states().get(number) == "AVAILABLE")
+            known.add(served.models.find("m"))
+            asyncio.run(ask(number))
+            shutil.rmtree(folder.path / "m" / str(number - 1), ignore_errors=True)
+            wait(lambda: not served.versions._closing and len(served.numbers()) == 1)
+            if number == 20:
+                before = left()
+        assert left() == before
+        gc.collect()
+        assert len(known) <= 2, "a version is kept"
+
+
 # --- The real server
 
 
@@ -394,7 +430,7 @@ def test_clients_see_versions_come_and_go(server: tuple[Server, Path], build: Pa
             )
 
         open_method("RepositoryModelLoad", model_name="m")
-        assert [(one.version, one.state) for one in open_method("RepositoryIndex").models][0] == ("2", "READY")
+        assert next((one.version, one.state) for one in open_method("RepositoryIndex").models) == ("2", "READY")
         with pytest.raises(grpc.RpcError, match="no model 'nobody'"):
             open_method("RepositoryModelUnload", model_name="nobody")
 
