@@ -88,8 +88,8 @@ class Version:
         return self.signatures[name]
 
 
-class State(IntEnum):
-    """State of a version, with TensorFlow Serving's numbers."""
+class VersionState(IntEnum):
+    """VersionState of a version, with TensorFlow Serving's numbers."""
 
     START = 10
     LOADING = 20
@@ -103,11 +103,11 @@ class Status:
     """Status of a version.
 
     Attributes:
-        state: State of now.
+        state: VersionState of now.
         why: Reason why it could not be opened; "" if it could.
     """
 
-    state: State
+    state: VersionState
     why: str = ""
 
 
@@ -154,7 +154,7 @@ class Models:
 
     def states(self, name: str) -> dict[int, Status]:
         """Statuses of the versions of a model, the highest first; none where it was never served."""
-        served = dict.fromkeys(self.versions.get(name, ()), Status(State.AVAILABLE))
+        served = dict.fromkeys(self.versions.get(name, ()), Status(VersionState.AVAILABLE))
         return dict(sorted({**self.statuses.get(name, {}), **served}.items(), reverse=True))
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:

@@ -25,7 +25,7 @@ from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.metrics import Metrics
-from msplit.serving.server.models import PREDICT, Control, Models, Signature, State, Version, known_as
+from msplit.serving.server.models import PREDICT, Control, Models, Signature, VersionState, Version, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -163,7 +163,7 @@ SERVER = {"name": "msplit", "version": __version__}
 
 @dataclass(frozen=True)
 class Service:
-    """State that all protocols of a server share.
+    """VersionState that all protocols of a server share.
 
     Attributes:
         as_content: True to put values of answers into `tensor_content`.
@@ -251,7 +251,7 @@ class RequestContext:
     """A request while it is answered.
 
     Attributes:
-        service: State of the server.
+        service: VersionState of the server.
         timeout: Seconds that it may wait; None: any time.
         version: Version of the model that it is for, once that is known.
     """
@@ -442,7 +442,7 @@ def open_model(context: RequestContext, request: Any) -> Any:
     return found
 
 
-_INDEXED = {State.AVAILABLE: "READY", State.LOADING: "LOADING", State.UNLOADING: "UNLOADING"}
+_INDEXED = {VersionState.AVAILABLE: "READY", VersionState.LOADING: "LOADING", VersionState.UNLOADING: "UNLOADING"}
 """Triton's names of states. All others are UNAVAILABLE."""
 
 
@@ -452,9 +452,9 @@ def open_index(context: RequestContext, request: Any) -> Any:
     response = messages.RepositoryIndexResponse()
     for name in sorted({*models.versions, *models.statuses}):
         for number, found in models.states(name).items():
-            if found.state is State.AVAILABLE or not request.ready:
+            if found.state is VersionState.AVAILABLE or not request.ready:
                 state = _INDEXED.get(found.state, "UNAVAILABLE")
-                reason = found.why or ("unloaded" if found.state is State.END else "")
+                reason = found.why or ("unloaded" if found.state is VersionState.END else "")
                 response.models.add(name=name, version=str(number), state=state, reason=reason)
     return response
 

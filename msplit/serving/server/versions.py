@@ -22,7 +22,7 @@ from msplit import escape
 from msplit.errors import LoadError, MsplitError
 from msplit.progress import Progress
 from msplit.serving.server.config import ModelConfig, distinct, listed_models
-from msplit.serving.server.models import Models, State, Status, Version
+from msplit.serving.server.models import Models, VersionState, Status, Version
 from msplit.serving.server.tensors import Refusal, StatusCode
 
 Open = Callable[[str, int, Path, Progress], Version]
@@ -235,7 +235,7 @@ class Versions:
             return
         if self._seen.get(key) != stamp:
             self._seen[key] = stamp
-            self._say(name, number, Status(State.START))
+            self._say(name, number, Status(VersionState.START))
             return
         try:
             version = self._opening(name, number, path, self._tell)
@@ -243,7 +243,7 @@ class Versions:
             raise
         except Exception as problem:  # noqa: BLE001  whatever is wrong with it, others are served
             if stamp_of(path) != stamp:  # it was still being written
-                self._say(name, number, Status(State.START))
+                self._say(name, number, Status(VersionState.START))
                 return
             tries = failed.tries + 1 if failed is not None and failed.stamp == stamp else 1
             again = time.monotonic() + _AGAIN if tries <= _RETRIES else math.inf
@@ -259,7 +259,7 @@ class Versions:
         if stamp_of(path) != stamp:
             self._opened.pop(version)
             version.close()
-            self._say(name, number, Status(State.START))
+            self._say(name, number, Status(VersionState.START))
             return
         versions = self.models.versions
         self.models.versions = {**versions, name: {**versions.get(name, {}), number: version}}
@@ -267,13 +267,13 @@ class Versions:
 
     def _opening(self, name: str, number: int, path: Path, progress: Progress) -> Version:
         """Opens a version, to be served next."""
-        self._say(name, number, Status(State.LOADING))
+        self._say(name, number, Status(VersionState.LOADING))
         stamp = stamp_of(path)
         try:
             version = self._open(name, number, path, progress)
         except BaseException as problem:
             why = _said(problem) if isinstance(problem, MsplitError) else f"{type(problem).__name__}: {problem}"
-            self._say(name, number, Status(State.END, escape.line(why)))
+            self._say(name, number, Status(VersionState.END, escape.line(why)))
             raise
         self._opened[version] = stamp
         return version
@@ -281,7 +281,7 @@ class Versions:
     def _ready(self, version: Version) -> None:
         """Says that a version is served."""
         name, number = version.model, version.number
-        self._say(name, number, Status(State.AVAILABLE))
+        self._say(name, number, Status(VersionState.AVAILABLE))
         _LOG.info("model %s version %d is ready", escape.line(name), number, extra={"model": name, "version": number})
 
     def _take(self, configs: Sequence[ModelConfig], progress: Progress) -> None:
@@ -324,7 +324,7 @@ class Versions:
                 version.close()
                 self._opened.pop(version)
                 if version.number not in served.get(version.model, {}):
-                    self._say(version.model, version.number, Status(State.END))
+                    self._say(version.model, version.number, Status(VersionState.END))
             raise
         if labels is not None:  # a label means its version from when there is one, up to when there is none
             both = {name: {**served.get(name, {}), **versions} for name, versions in fresh.items()}
@@ -348,7 +348,7 @@ class Versions:
             version.retired = True
             self._closing.append(version)
             if version.number not in left.get(version.model, {}):
-                self._say(version.model, version.number, Status(State.UNLOADING))
+                self._say(version.model, version.number, Status(VersionState.UNLOADING))
 
     def _close_unused(self) -> None:
         """Closes versions that are served no more and whose requests are answered."""
@@ -361,12 +361,12 @@ class Versions:
             where = {"model": version.model, "version": version.number}
             _LOG.info("model %s version %d is closed", escape.line(version.model), version.number, extra=where)
             if version.number not in self.models.versions.get(version.model, {}):
-                self._say(version.model, version.number, Status(State.END))
+                self._say(version.model, version.number, Status(VersionState.END))
 
     def _say(self, name: str, number: int, status: Status) -> None:
         """Has clients know a status."""
         known = {one: found for one, found in self.models.statuses.get(name, {}).items() if one != number}
-        ended = [one for one, found in known.items() if found.state in (State.START, State.END)]
+        ended = [one for one, found in known.items() if found.state in (VersionState.START, VersionState.END)]
         for one in ended[: len(ended) - _ENDED]:
             del known[one]
         self.models.statuses = {**self.models.statuses, name: {**known, number: status}}

@@ -27,7 +27,7 @@ from msplit.progress import Progress, silent  # noqa: E402
 from msplit.serving.server import messages, tensors, versions  # noqa: E402
 from msplit.serving.server.config import ModelConfig  # noqa: E402
 from msplit.serving.server.metrics import Metrics  # noqa: E402
-from msplit.serving.server.models import State, Version, signature_of  # noqa: E402
+from msplit.serving.server.models import VersionState, Version, signature_of  # noqa: E402
 from msplit.serving.server.service import RequestContext, Service  # noqa: E402
 from msplit.serving.server.tensors import Refusal  # noqa: E402
 from msplit.serving.server.versions import Versions  # noqa: E402
@@ -146,7 +146,7 @@ def test_states_are_those_of_tensorflow_serving(folder: Folder) -> None:
         assert served.states() == {2: "AVAILABLE", 1: "UNLOADING"}
         context.leave()
         wait(lambda: served.states() == {2: "AVAILABLE", 1: "END"})
-    assert [int(state) for state in State] == [10, 20, 30, 40, 50]
+    assert [int(state) for state in VersionState] == [10, 20, 30, 40, 50]
 
 
 def test_requests_in_flight_are_answered_by_the_version_that_they_began_with(folder: Folder) -> None:
