@@ -25,7 +25,7 @@ from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.metrics import Metrics
-from msplit.serving.server.models import PREDICT, Control, Models, Signature, VersionState, Version, known_as
+from msplit.serving.server.models import PREDICT, Control, Models, Signature, Version, VersionState, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
 
 Arrays = Mapping[str, NDArray[Any]]

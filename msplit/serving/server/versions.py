@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from msplit import escape
 from msplit.errors import LoadError, MsplitError
 from msplit.progress import Progress
 from msplit.serving.server.config import ModelConfig, distinct, listed_models
-from msplit.serving.server.models import Models, VersionState, Status, Version
+from msplit.serving.server.models import Models, Status, Version, VersionState
 from msplit.serving.server.tensors import Refusal, StatusCode
 
 Open = Callable[[str, int, Path, Progress], Version]
@@ -76,20 +77,38 @@ def stamp_of(path: Path) -> Stamp:
     return frozenset(found)
 
 
+@dataclass(frozen=True)
+class Watch:
+    """Settings of the looks for new versions.
+
+    Attributes:
+        poll: Seconds between two looks; 0: none but at a client's word.
+        read: Reads what models are to be served.
+        reread: Seconds between two such readings; 0: none.
+    """
+
+    poll: float = 0.0
+    read: Callable[[], Sequence[ModelConfig]] = tuple
+    reread: float = 0.0
+
+
 class Versions:
     """Versions of a server's models; a `Control` of them.
 
     Args:
         open_version: Opens a version.
-        poll: Seconds between two looks for new versions; 0: none but at a client's word.
+        watch: When to look for others.
 
     Attributes:
         models: Models that are served.
     """
 
-    def __init__(self, open_version: Open, poll: float) -> None:
+    def __init__(self, open_version: Open, watch: Watch) -> None:
         self.models = Models({}, control=self)
-        self._open, self._poll = open_version, poll
+        self._open, self._read = open_version, watch.read
+        tasks = ((watch.poll, self._look), (watch.reread, self._reread))
+        self._tasks = [(seconds, work) for seconds, work in tasks if seconds]
+        self._said: Sequence[ModelConfig] = ()
         self._configs: dict[str, ModelConfig] = {}
         self._unloaded = set[str]()
         self._seen: dict[tuple[str, int], Stamp] = {}
@@ -108,6 +127,7 @@ class Versions:
             MsplitError: One of them can not be served; then none is.
         """
         self._take(configs, progress)
+        self._said = configs
         self._thread.start()
 
     def close(self) -> None:
@@ -166,25 +186,39 @@ class Versions:
 
     def _run(self) -> None:
         """Body of the thread."""
-        due = time.monotonic() + self._poll
+        due = [time.monotonic() + seconds for seconds, _ in self._tasks]
         while not self._over.is_set():
-            wait = max(due - time.monotonic(), 0.0) if self._poll else None
+            wait = max(min(due) - time.monotonic(), 0.0) if due else None
             try:
                 asked = self._asked.get(timeout=_DRAIN if self._closing else wait)
             except queue.Empty:
                 asked = None
             if asked is not None:
                 self._do(*asked)
-            try:
-                if self._poll and time.monotonic() >= due:
-                    self._look()
-                    due = time.monotonic() + self._poll
-                self._close_unused()
-            except _Stopped:
-                break
-            except Exception:  # noqa: BLE001  whatever it is, later versions are still looked for
-                _LOG.exception("looking for versions")
-                due = time.monotonic() + self._poll
+            for i, (seconds, work) in enumerate(self._tasks):
+                if time.monotonic() >= due[i]:
+                    self._safely(work)
+                    due[i] = time.monotonic() + seconds
+            self._safely(self._close_unused)
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        """Does what must not end the thread."""
+        try:
+            work()
+        except _Stopped:
+            pass
+        except Exception:  # noqa: BLE001  whatever it is, later versions are still looked for
+            _LOG.exception("looking for versions")
+
+    def _reread(self) -> None:
+        """Takes what models are to be served, if that was changed. A client's word holds until then."""
+        try:
+            if (configs := self._read()) != self._said:
+                self._take(configs, self._tell)
+                self._said = configs
+            self._complaints.pop("", None)
+        except MsplitError as problem:
+            self._complain("", _said(problem))
 
     def _do(self, done: Future[None], work: Callable[[], None]) -> None:
         """Does what a client asked for."""
@@ -372,10 +406,11 @@ class Versions:
         self.models.statuses = {**self.models.statuses, name: {**known, number: status}}
 
     def _complain(self, name: str, why: str) -> None:
-        """Tells what is wrong with a model's folder, once."""
+        """Tells what is wrong with a model's folder, or the list of models (""), once."""
         if self._complaints.get(name) != why:
             self._complaints[name] = why
-            _LOG.warning("model %s: %s; its versions stay", escape.line(name), escape.line(why), extra={"model": name})
+            what = f"model {escape.line(name)}" if name else "the list of models"
+            _LOG.warning("%s: %s; versions of before stay", what, why, extra={"model": name})
 
 
 def _said(problem: MsplitError) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
-import os
 import shutil
 import threading
 import time
@@ -25,12 +25,12 @@ pytest.importorskip("prometheus_client")
 from msplit.errors import LoadError  # noqa: E402
 from msplit.progress import Progress, silent  # noqa: E402
 from msplit.serving.server import messages, tensors, versions  # noqa: E402
-from msplit.serving.server.config import ModelConfig  # noqa: E402
+from msplit.serving.server.config import ModelConfig, read_models  # noqa: E402
 from msplit.serving.server.metrics import Metrics  # noqa: E402
-from msplit.serving.server.models import VersionState, Version, signature_of  # noqa: E402
+from msplit.serving.server.models import Version, VersionState, signature_of  # noqa: E402
 from msplit.serving.server.service import RequestContext, Service  # noqa: E402
 from msplit.serving.server.tensors import Refusal  # noqa: E402
-from msplit.serving.server.versions import Versions  # noqa: E402
+from msplit.serving.server.versions import Versions, Watch  # noqa: E402
 from tests.cli.runner import SAMPLES  # noqa: E402
 from tests.serving.server import trivial  # noqa: E402
 from tests.serving.server.asking import answer  # noqa: E402
@@ -60,10 +60,11 @@ class Folder:
         self.hold.set()
 
     def add(self, number: int, text: str = "whole", name: str = "m") -> Path:
-        folder = self.path / name / str(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model").write_text(text)
-        return folder
+        written, folder = self.path / "written", self.path / name / str(number)
+        written.mkdir()
+        (written / "model").write_text(text)
+        folder.parent.mkdir(exist_ok=True)
+        return written.rename(folder)
 
     def open(self, name: str, number: int, path: Path, progress: Progress) -> Version:
         self.opened.append((name, number))
@@ -89,7 +90,7 @@ class Served:
     """Versions of a folder, with what a client sees."""
 
     def __init__(self, folder: Folder, *configs: ModelConfig, poll: float = 0.004) -> None:
-        self.versions = Versions(folder.open, poll)
+        self.versions = Versions(folder.open, Watch(poll))
         self.versions.start(configs or [folder.config()], silent)
         self.models = self.versions.models
         self.service = Service(self.models, Metrics(self.models))
@@ -199,18 +200,21 @@ def test_a_version_that_had_no_room_is_tried_again(folder: Folder, monkeypatch: 
 
 
 def test_a_folder_that_is_still_being_written_is_not_taken(folder: Folder) -> None:
-    with Served(folder, poll=0.02) as served:
-        with (folder.add(2, "w") / "model").open("a") as file:
-            for part in ("h", "o", "l"):
-                for _ in range(5):  # the file grows between any two looks
-                    file.write(part[:1] if _ == 0 else "")
-                    file.flush()
-                    os.utime(file.name)
-                    time.sleep(0.004)
+    with Served(folder, poll=0.0) as served:
+        half = folder.path / "m" / "2"
+        for write in (
+            half.mkdir,
+            lambda: (half / "part").write_text("of it"),
+            lambda: (half / "part").rename(half / "model"),
+            lambda: (half / "model").write_text("whole"),
+        ):
+            write()
+            served.versions._look()
             assert served.numbers() == [1]
+            assert served.states()[2] == "START"
             assert ("m", 2) not in folder.opened
-            file.write("e")
-        wait(lambda: served.numbers() == [2])
+        served.versions._look()
+        assert served.numbers() == [2]
         assert folder.opened.count(("m", 2)) == 1
 
 
@@ -228,12 +232,12 @@ def test_what_is_written_while_it_is_opened_is_opened_anew(folder: Folder) -> No
 def test_a_base_path_that_is_gone_changes_nothing(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     with Served(folder) as served:
         (folder.path / "m").rename(folder.path / "away")
-        wait(lambda: "its versions stay" in caplog.text)
+        wait(lambda: "versions of before stay" in caplog.text)
         assert served.numbers() == [1]
         (folder.path / "away").rename(folder.path / "m")
         folder.add(2)
         wait(lambda: served.numbers() == [2])
-    assert caplog.text.count("its versions stay") == 1
+    assert caplog.text.count("versions of before stay") == 1
 
 
 def test_without_a_wait_nothing_is_looked_for(folder: Folder) -> None:
@@ -350,6 +354,36 @@ def test_versions_in_a_row_leave_nothing_behind(folder: Folder) -> None:
         assert left() == before
         gc.collect()
         assert len(known) <= 2, "a version is kept"
+
+
+def test_a_list_of_models_is_read_again(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    """What is in it holds once it is changed; up to then, what a client asked for. A list that is wrong changes nothing, and is told."""
+    folder.add(3, name="n")
+    file = folder.path / "models.config"
+
+    def write(*names: str) -> None:
+        text = "".join(f"config {{ name: '{name}' base_path: '{folder.path / name}' }}" for name in names)
+        written = folder.path / "list"
+        written.write_text(f"model_config_list {{ {text} }}")
+        written.rename(file)
+
+    write("m")
+    made = Versions(folder.open, Watch(0.0, lambda: read_models(file), 0.004))
+    with contextlib.closing(made):
+        made.start(read_models(file), silent)
+        made.reload(listed(n=(folder.path / "n", {}))).result(SOON)
+        time.sleep(0.03)
+        assert {*made.models.versions} == {"n"}
+        write("m", "n")
+        wait(lambda: {*made.models.versions} == {"m", "n"})
+        write("m", "m")
+        wait(lambda: "two models called 'm'" in caplog.text)
+        write("n", "o")
+        wait(lambda: "no such file" in caplog.text)
+        assert {*made.models.versions} == {"m", "n"}
+        folder.add(1, name="o")
+        wait(lambda: {*made.models.versions} == {"n", "o"})
+    assert caplog.text.count("the list of models") == 2
 
 
 # --- The real server
