@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.endpoints import DEFAULT_SIGNATURE
@@ -111,20 +111,9 @@ class Status:
     why: str = ""
 
 
-class Control(Protocol):
-    """Interface to change what is served; see `versions.Versions`. Futures raise `Refusal`, and then nothing has changed."""
-
-    def reload(self, config: Any) -> Future[None]:
-        """Serves the models of a ModelServerConfig in place of those of before."""
-        ...
-
-    def load(self, name: str) -> Future[None]:
-        """Looks for new versions of a model, and serves it again if it was unloaded."""
-        ...
-
-    def unload(self, name: str) -> Future[None]:
-        """Serves a model no more until it is loaded."""
-        ...
+Control = Callable[[str, Any, Any], Future[Any]]
+"""Changes what is served: takes what to do (``reload`` with a ModelServerConfig, in place of all models; ``load`` or ``unload`` with the
+name of a model) and the result of the future that it returns. Futures that raise `Refusal` have changed nothing."""
 
 
 @dataclass

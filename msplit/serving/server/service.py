@@ -25,7 +25,7 @@ from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.metrics import Metrics
-from msplit.serving.server.models import PREDICT, Control, Models, Signature, Version, VersionState, known_as
+from msplit.serving.server.models import PREDICT, Models, Signature, Version, VersionState, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -270,6 +270,7 @@ class RequestContext:
             raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
         while True:
             self.leave()
+            self.version = None
             found = self.version = self.service.models.find(name, number, label)
             found.users[self] = None
             if not found.retired:  # else it was replaced meanwhile, and may be closed already
@@ -381,35 +382,21 @@ def serving_status(context: RequestContext, request: Any) -> Any:
     return response
 
 
-def _control(context: RequestContext) -> Control:
-    """Interface to what is served.
+def _change(context: RequestContext, kind: str, what: Any, response: Any) -> Future[Any]:
+    """Changes what is served. The future gives the response.
 
     Raises:
-        Refusal: There is none.
+        Refusal: Nothing can be changed.
     """
     control = context.service.models.control
     if control is None:
         raise Refusal(StatusCode.UNIMPLEMENTED, "the models of this server stay as they are")
-    return control
+    return control(kind, what, response)
 
 
 def serving_reload(context: RequestContext, request: Any) -> Future[Any]:
     """`HandleReloadConfigRequest`: answered when the models are ready."""
-    return _then(_control(context).reload(request.config), messages.ReloadConfigResponse)
-
-
-def _then(done: Future[None], response: Callable[[], Any]) -> Future[Any]:
-    """Future of an empty response."""
-    found: Future[Any] = Future()
-
-    def end(done: Future[None]) -> None:
-        if (problem := done.exception()) is None:
-            found.set_result(response())
-        else:
-            found.set_exception(problem)
-
-    done.add_done_callback(end)
-    return found
+    return _change(context, "reload", request.config, messages.ReloadConfigResponse())
 
 
 # --- Open Inference Protocol
@@ -463,12 +450,12 @@ def open_load(context: RequestContext, request: Any) -> Future[Any]:
     """`RepositoryModelLoad`: answered when its versions are ready."""
     if request.parameters:
         raise invalid(f"parameter {next(iter(request.parameters))} is not taken: models are loaded as they are")
-    return _then(_control(context).load(request.model_name), messages.RepositoryModelLoadResponse)
+    return _change(context, "load", request.model_name, messages.RepositoryModelLoadResponse())
 
 
 def open_unload(context: RequestContext, request: Any) -> Future[Any]:
     """`RepositoryModelUnload`: answered when no more requests are taken for it; those in flight are answered."""
-    return _then(_control(context).unload(request.model_name), messages.RepositoryModelUnloadResponse)
+    return _change(context, "unload", request.model_name, messages.RepositoryModelUnloadResponse())
 
 
 def read_infer(context: RequestContext, data: bytes) -> InferenceRequest:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ class Watch:
 
 
 class Versions:
-    """Versions of a server's models; a `Control` of them.
+    """Versions of a server's models.
 
     Args:
         open_version: Opens a version.
@@ -104,7 +105,7 @@ class Versions:
     """
 
     def __init__(self, open_version: Open, watch: Watch) -> None:
-        self.models = Models({}, control=self)
+        self.models = Models({}, control=self.change)
         self._open, self._read = open_version, watch.read
         tasks = ((watch.poll, self._look), (watch.reread, self._reread))
         self._tasks = [(seconds, work) for seconds, work in tasks if seconds]
@@ -116,7 +117,7 @@ class Versions:
         self._opened: dict[Version, Stamp] = {}
         self._complaints: dict[str, str] = {}
         self._closing: list[Version] = []
-        self._asked: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], None], Any] | None] = queue.SimpleQueue()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="msplit-versions", daemon=True)
 
@@ -142,21 +143,11 @@ class Versions:
 
     # --- What clients ask for
 
-    def reload(self, config: Any) -> Future[None]:
-        """See `Control`."""
-        return self._ask(lambda: self._take(listed_models(config, "the request"), self._tell))
-
-    def load(self, name: str) -> Future[None]:
-        """See `Control`."""
-        return self._ask(lambda: self._load(name))
-
-    def unload(self, name: str) -> Future[None]:
-        """See `Control`."""
-        return self._ask(lambda: self._unload(name))
-
-    def _ask(self, work: Callable[[], None]) -> Future[None]:
-        done: Future[None] = Future()
-        self._asked.put((done, work))
+    def change(self, kind: str, what: Any, result: Any = None) -> Future[Any]:
+        """Changes what is served; see `Control`."""
+        done: Future[Any] = Future()
+        work = {"reload": self._reload, "load": self._load, "unload": self._unload}[kind]
+        self._asked.put((done, partial(work, what), result))
         if self._over.is_set():
             self._refuse_all()
         return done
@@ -167,6 +158,9 @@ class Versions:
             while True:
                 if (asked := self._asked.get_nowait()) is not None:
                     asked[0].set_exception(Refusal(StatusCode.UNAVAILABLE, "the server is stopping"))
+
+    def _reload(self, config: Any) -> None:
+        self._take(listed_models(config, "the request"), self._tell)
 
     def _config(self, name: str) -> ModelConfig:
         if name not in self._configs:
@@ -220,7 +214,7 @@ class Versions:
         except MsplitError as problem:
             self._complain("", _said(problem))
 
-    def _do(self, done: Future[None], work: Callable[[], None]) -> None:
+    def _do(self, done: Future[Any], work: Callable[[], None], result: Any) -> None:
         """Does what a client asked for."""
         done.set_running_or_notify_cancel()
         try:
@@ -232,7 +226,7 @@ class Versions:
                 problem = Refusal(StatusCode.FAILED_PRECONDITION, _said(problem))
             done.set_exception(problem)
         else:
-            done.set_result(None)
+            done.set_result(result)
 
     def _tell(self, what: str, share: float) -> None:
         """Takes note of progress, which is where work that nobody needs any more can end."""
@@ -275,20 +269,13 @@ class Versions:
             version = self._opening(name, number, path, self._tell)
         except _Stopped:
             raise
-        except Exception as problem:  # noqa: BLE001  whatever is wrong with it, others are served
+        except Exception:  # noqa: BLE001  whatever is wrong with it, others are served
             if stamp_of(path) != stamp:  # it was still being written
                 self._say(name, number, Status(VersionState.START))
                 return
             tries = failed.tries + 1 if failed is not None and failed.stamp == stamp else 1
             again = time.monotonic() + _AGAIN if tries <= _RETRIES else math.inf
             self._failed[key] = _Failed(stamp, tries, again)
-            if tries == 1:
-                _LOG.warning(
-                    "model %s version %d can not be opened, and is not served: %s",
-                    *(escape.line(name), number, self.models.statuses[name][number].why),
-                    extra={"model": name, "version": number},
-                    exc_info=None if isinstance(problem, MsplitError) else problem,
-                )
             return
         if stamp_of(path) != stamp:
             self._opened.pop(version)
@@ -297,7 +284,7 @@ class Versions:
             return
         versions = self.models.versions
         self.models.versions = {**versions, name: {**versions.get(name, {}), number: version}}
-        self._ready(version)
+        self._say(name, number, Status(VersionState.AVAILABLE))
 
     def _opening(self, name: str, number: int, path: Path, progress: Progress) -> Version:
         """Opens a version, to be served next."""
@@ -307,16 +294,12 @@ class Versions:
             version = self._open(name, number, path, progress)
         except BaseException as problem:
             why = _said(problem) if isinstance(problem, MsplitError) else f"{type(problem).__name__}: {problem}"
+            if not isinstance(problem, MsplitError | _Stopped):
+                _LOG.exception("a fault of the server's, or of a model's file")
             self._say(name, number, Status(VersionState.END, escape.line(why)))
             raise
         self._opened[version] = stamp
         return version
-
-    def _ready(self, version: Version) -> None:
-        """Says that a version is served."""
-        name, number = version.model, version.number
-        self._say(name, number, Status(VersionState.AVAILABLE))
-        _LOG.info("model %s version %d is ready", escape.line(name), number, extra={"model": name, "version": number})
 
     def _take(self, configs: Sequence[ModelConfig], progress: Progress) -> None:
         """Serves these models in place of those of before.
@@ -366,7 +349,7 @@ class Versions:
             self.models.labels = labels
         self.models.versions = {**served, **fresh}
         for version in opened:
-            self._ready(version)
+            self._say(version.model, version.number, Status(VersionState.AVAILABLE))
         kept = {*self.models}
         self._retire([version for versions in served.values() for version in versions.values() if version not in kept])
 
@@ -392,13 +375,15 @@ class Versions:
             self._opened.pop(version)
             for forget in self.models.closing:
                 forget(version)
-            where = {"model": version.model, "version": version.number}
-            _LOG.info("model %s version %d is closed", escape.line(version.model), version.number, extra=where)
             if version.number not in self.models.versions.get(version.model, {}):
                 self._say(version.model, version.number, Status(VersionState.END))
 
     def _say(self, name: str, number: int, status: Status) -> None:
-        """Has clients know a status."""
+        """Tells a status, to clients and in the log."""
+        level = logging.WARNING if status.why else logging.INFO
+        what = f"can not be opened: {status.why}" if status.why else status.state.name
+        where = {"model": name, "version": number}
+        _LOG.log(level, "model %s version %d: %s", escape.line(name), number, what, extra=where)
         known = {one: found for one, found in self.models.statuses.get(name, {}).items() if one != number}
         ended = [one for one, found in known.items() if found.state in (VersionState.START, VersionState.END)]
         for one in ended[: len(ended) - _ENDED]:

@@ -184,7 +184,7 @@ def test_a_broken_version_is_told_once_and_the_old_one_stays(folder: Folder, cap
         looks = len(folder.opened)
         time.sleep(0.04)
         assert len(folder.opened) == looks, "it was tried again without need"
-        assert caplog.text.count("model m version 2 can not be opened") == 1
+        assert caplog.text.count("model m version 2: can not be opened") == 1
         (broken / "model").write_text("whole")
         wait(lambda: served.states() == {2: "AVAILABLE", 1: "END"})
 
@@ -245,7 +245,7 @@ def test_without_a_wait_nothing_is_looked_for(folder: Folder) -> None:
         folder.add(2)
         time.sleep(0.03)
         assert served.numbers() == [1]
-        served.versions.load("m").result(SOON)
+        served.versions.change("load", "m").result(SOON)
         assert served.numbers() == [2]
 
 
@@ -254,7 +254,7 @@ def test_a_server_that_stops_waits_for_no_version_to_be_opened(folder: Folder) -
         folder.hold.clear()
         folder.add(2)
         wait(lambda: ("m", 2) in folder.opened)
-        asked = served.versions.load("m")
+        asked = served.versions.change("load", "m")
     assert not served.versions._thread.is_alive()
     with pytest.raises(Refusal, match="the server is stopping"):
         asked.result(SOON)
@@ -263,7 +263,7 @@ def test_a_server_that_stops_waits_for_no_version_to_be_opened(folder: Folder) -
 def test_load_and_unload(folder: Folder) -> None:
     with Served(folder) as served:
         first = served.models.find("m")
-        served.versions.unload("m").result(SOON)
+        served.versions.change("unload", "m").result(SOON)
         assert served.numbers() == []
         with pytest.raises(Refusal, match="not found"):
             served.models.find("m")
@@ -271,19 +271,19 @@ def test_load_and_unload(folder: Folder) -> None:
         folder.add(2)
         time.sleep(0.03)
         assert served.numbers() == [], "a model that was unloaded comes back by load only"
-        served.versions.load("m").result(SOON)
+        served.versions.change("load", "m").result(SOON)
         assert served.numbers() == [2]
         (folder.path / "m" / "2" / "model").write_text("whole")  # written anew, as --force does
         second = served.models.find("m")
-        served.versions.load("m").result(SOON)
+        served.versions.change("load", "m").result(SOON)
         assert served.models.find("m") not in (first, second)
         (folder.path / "m" / "2" / "model").write_text("half")
         with pytest.raises(Refusal, match="is broken"):
-            served.versions.load("m").result(SOON)
+            served.versions.change("load", "m").result(SOON)
         assert served.states()[2] == "AVAILABLE"
-        for ask in (served.versions.load, served.versions.unload):
+        for kind in ("load", "unload"):
             with pytest.raises(Refusal, match="no model 'nobody'"):
-                ask("nobody").result(SOON)
+                served.versions.change(kind, "nobody").result(SOON)
 
 
 def listed(**models: tuple[Path, dict[str, int]]) -> Any:
@@ -302,7 +302,7 @@ def test_a_configuration_is_taken_whole_or_not_at_all(folder: Folder) -> None:
     with Served(folder) as served:
         one = served.models.find("m")
         m, n, o = (folder.path / name for name in "mno")
-        served.versions.reload(listed(m=(m, {"stable": 1}), n=(n, {}))).result(SOON)
+        served.versions.change("reload", listed(m=(m, {"stable": 1}), n=(n, {}))).result(SOON)
         assert (served.numbers("m"), served.numbers("n")) == ([1], [7])
         assert served.models.find("m") is one, "it was opened once more"
         assert served.models.find("m", label="stable") is one
@@ -313,10 +313,10 @@ def test_a_configuration_is_taken_whole_or_not_at_all(folder: Folder) -> None:
             (messages.ModelServerConfig(), "no model_config_list"),
         ):
             with pytest.raises(Refusal, match=said):
-                served.versions.reload(config).result(SOON)
+                served.versions.change("reload", config).result(SOON)
             assert (served.numbers("m"), served.numbers("n"), served.numbers("o")) == ([1], [7], [])
             assert served.models.find("m", label="stable") is one
-        served.versions.reload(listed(n=(n, {}))).result(SOON)
+        served.versions.change("reload", listed(n=(n, {}))).result(SOON)
         assert (served.numbers("m"), served.numbers("n")) == ([], [7])
         wait(lambda: served.states("m") == {1: "END"})
         folder.add(9, name="n")
@@ -371,7 +371,7 @@ def test_a_list_of_models_is_read_again(folder: Folder, caplog: pytest.LogCaptur
     made = Versions(folder.open, Watch(0.0, lambda: read_models(file), 0.004))
     with contextlib.closing(made):
         made.start(read_models(file), silent)
-        made.reload(listed(n=(folder.path / "n", {}))).result(SOON)
+        made.change("reload", listed(n=(folder.path / "n", {}))).result(SOON)
         time.sleep(0.03)
         assert {*made.models.versions} == {"n"}
         write("m", "n")
@@ -492,4 +492,4 @@ def test_clients_see_versions_come_and_go(server: tuple[Server, Path], build: Pa
         assert [(one.version, one.state, one.status.error_code) for one in found] == [(2, 30, 0)]
     code, said = running.stop()
     assert code == 0
-    assert said.count("model m version 2 can not be opened") == 1
+    assert said.count("model m version 2: can not be opened") == 1
