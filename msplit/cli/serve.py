@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from msplit.serving.server.config import ModelConfig
     from msplit.serving.server.models import Models
     from msplit.serving.server.run import Listening
-    from msplit.serving.server.versions import Watch
 
 
 _PORT = click.IntRange(0, 65535)
@@ -97,13 +96,6 @@ class Served:
         if not found:
             raise click.UsageError("Nothing to serve: give a model, --model NAME=PATH or --model-config-file.")
         return tuple(found)
-
-    def watch(self) -> Watch:
-        """Settings of the looks for new versions."""
-        from msplit.serving.server.versions import Watch
-
-        reread = 0.0 if self.model_config_file is None else self.model_config_file_poll_wait_seconds
-        return Watch(self.file_system_poll_wait_seconds, self.configs, reread)
 
 
 def _name(path: Path) -> str:
@@ -183,16 +175,17 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
     Options go by TensorFlow Serving's names, too, such as --rest_api_port. This executes the models.
     """
     _require()
-    from msplit.serving.server import making, run
+    from msplit.serving.server import making, run, versions
 
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
     tags = served.saved_model_tags if served.tags is None else served.tags
+    reread = 0.0 if served.model_config_file is None else served.model_config_file_poll_wait_seconds
+    polling = versions.Polling(served.file_system_poll_wait_seconds, served.configs, reread)
     with run.held(where) as ports, ExitStack() as stack:
         with telling() as tell:
-            watch, signatures = served.watch(), served.signatures
             ready = making.ready(
-                configs, request, settings, tags=tags, signatures=signatures, watch=watch, progress=tell
+                configs, request, settings, tags=tags, signatures=served.signatures, polling=polling, progress=tell
             )
             models = stack.enter_context(ready)
         gc.freeze()  # to look through all of PyTorch for garbage takes 0.2 s, in which no request is answered; new versions bring some
