@@ -42,6 +42,7 @@ def ready(
     tags: Sequence[str] | None = None,
     signatures: Sequence[str] = (),
     progress: Progress | None = None,
+    models: Models | None = None,
 ) -> Iterator[Models]:
     """Makes models ready, for as long as the block lasts.
 
@@ -52,11 +53,12 @@ def ready(
         tags: Tags of the graph, where a SavedModel has several.
         signatures: Names of those to serve; none: ``serving_default`` or the only one; `ALL`. Each has a pool, and weights, of its own.
         progress: Told what is being done.
+        models: Takes each model when it is ready (`waiting`); None: new ones, which are given.
 
     Raises:
         MsplitError: One of them can not be served.
     """
-    distinct(configs)
+    models = models or waiting(configs)
     folders = {config.name: config.folders() for config in configs}  # what is not there is told before one is compiled
     with ExitStack() as stack:
 
@@ -88,11 +90,21 @@ def ready(
                     _warm_up(opened, path / _WARMUP)
             return opened
 
-        versions = {
-            name: {number: version(name, number, path) for number, path in found.items()}
-            for name, found in folders.items()
-        }
-        yield Models(versions, {config.name: config.labels for config in configs})
+        for name, found in folders.items():
+            models.versions[name] = {number: version(name, number, path) for number, path in found.items()}
+            models.opening.pop(name, None)
+        yield models
+
+
+def waiting(configs: Sequence[ModelConfig]) -> Models:
+    """Models that are yet to be opened.
+
+    Raises:
+        LoadError: Two have one name, or what is to be served is not there.
+    """
+    distinct(configs)
+    opening = {config.name: tuple(config.folders()) for config in configs}
+    return Models({name: {} for name in opening}, {config.name: config.labels for config in configs}, dict(opening))
 
 
 def _all_signatures(path: Path, tags: Sequence[str] | None) -> tuple[str, ...]:

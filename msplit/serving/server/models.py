@@ -81,16 +81,29 @@ class Models:
     """All models of a server: by name, by version number.
 
     Attributes:
+        versions: By model, number -> version. A model that is yet to be opened has none.
         labels: By model, label of a version -> its number.
+        opening: By model, numbers of the versions that are yet to be opened.
     """
 
-    versions: Mapping[str, Mapping[int, Version]]
+    versions: dict[str, Mapping[int, Version]]
     labels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    opening: dict[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
         """True while each of them can answer."""
-        return all(version.ready for version in self)
+        return not self.unready
+
+    @property
+    def unready(self) -> tuple[str, ...]:
+        """Names of those that can not answer now."""
+        return tuple(name for name in [*self.versions] if not self.can_answer(name))
+
+    def can_answer(self, name: str) -> bool:
+        """True while the versions of a model are there, and can answer."""
+        found = self.versions[name]
+        return bool(found) and all(version.ready for version in found.values())
 
     def __iter__(self) -> Iterator[Version]:
         return (version for versions in self.versions.values() for version in versions.values())
@@ -99,9 +112,11 @@ class Models:
         """The version asked for; without a number or a label the latest.
 
         Raises:
-            Refusal: There is none.
+            Refusal: There is none, or it is yet to be opened.
         """
         versions = self.versions.get(name, {})
+        if not versions and name in self.versions:
+            raise Refusal(StatusCode.UNAVAILABLE, f"model {name} is being opened")
         if label:
             if label not in self.labels.get(name, {}):
                 raise invalid(f"Unrecognized servable version label: {label}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from msplit.serving.server import json_body, messages, service
+from msplit.serving.server.logs import traced
 from msplit.serving.server.metrics import CONTENT_TYPE
 from msplit.serving.server.models import Version
 from msplit.serving.server.service import Arrays, InferenceRequest, RequestContext, Service, told
@@ -86,6 +88,10 @@ def app(service: Service, most: int) -> Starlette:
     def route(path: str, handler: Handler, *methods: str) -> Route:
         return Route(path, partial(_answer, service, most, handler), methods=list(methods))
 
+    async def other(request: Request, problem: Exception) -> Response:
+        del problem
+        return await _answer(service, most, _unknown, request)
+
     one, two = "/v1/models/{model}", "/v2/models/{model}"
     v1 = [one, f"{one}/versions/{{version}}", f"{one}/labels/{{label}}"]
     v2 = [two, f"{two}/versions/{{version}}"]
@@ -99,18 +105,19 @@ def app(service: Service, most: int) -> Starlette:
             *(route(f"{path}/ready", _ready, "GET") for path in v2),
             *(route(path, _open_model, "GET") for path in v2),
             route("/v2", _open_server, "GET"),
-            route("/v2/health/live", _live, "GET"),
-            route("/v2/health/ready", _ready, "GET"),
+            *(route(path, _live, "GET") for path in ("/v2/health/live", "/livez", "/healthz")),
+            *(route(path, _ready, "GET") for path in ("/v2/health/ready", "/readyz")),
             *(Route(path, metrics, methods=["GET"]) for path in ("/metrics", "/monitoring/prometheus/metrics")),
-            route("/{path:path}", _malformed, "GET", "POST", "PUT", "DELETE", "PATCH"),
-        ]
+        ],
+        exception_handlers={404: other, 405: other},
     )
 
 
 async def _answer(service: Service, most: int, handler: Handler, request: Request) -> Response:
     """Answers a request in JSON, errors too."""
     start = perf_counter()
-    context = RequestContext(service, service.timeout)
+    traces = traced(request.headers.items())
+    context = RequestContext(service, service.timeout, headers=traces)
     try:
         document = await handler(HttpCall(context, request, most))
         content = document if isinstance(document, bytes) else json.dumps(document).encode()
@@ -118,10 +125,10 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
     except ClientDisconnect:
         content, status, name = b"", StatusCode.CANCELLED.http, StatusCode.CANCELLED.name
     except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
-        why = told(service, problem)
+        why = told(context, problem)
         content, status, name = json.dumps({"error": why.said}).encode(), why.code.http, why.code.name
-    service.metrics.count(context.version, "http", name, perf_counter() - start)
-    headers = {"connection": "close"} if service.stopping.is_set() else None  # its next request would find nobody
+    context.end("http", f"{request.method} {request.url.path}", name, perf_counter() - start)
+    headers = traces if service.takes else {**traces, "connection": "close"}  # its next request would find nobody
     return Response(content, status, headers, media_type="application/json")
 
 
@@ -130,8 +137,19 @@ async def _metrics(service: Service, request: Request) -> Response:
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 
-async def _malformed(call: HttpCall) -> Any:
-    raise invalid(f"Malformed request: {call.request.method} {call.request.url.path}")
+_NOT_DONE = re.compile(
+    r"/v1/models/[^:]*:(classify|regress)|/v2/(system|cuda|tpu)sharedmemory/.*|/v2/(trace|logging|models/.*(/stats|/trace/setting))"
+)
+"""Paths of TensorFlow Serving's and Triton's REST that are known, and not served."""
+
+
+async def _unknown(call: HttpCall) -> Any:
+    method, path = call.request.method, call.request.url.path
+    if _NOT_DONE.fullmatch(path):
+        raise Refusal(StatusCode.UNIMPLEMENTED, f"this server does not do this: {method} {path}")
+    if path.startswith("/v1/"):  # so says TensorFlow Serving
+        raise invalid(f"Malformed request: {method} {path}")
+    raise Refusal(StatusCode.NOT_FOUND, f"there is nothing here: {method} {path}")
 
 
 # --- TensorFlow Serving
@@ -188,14 +206,9 @@ async def _live(call: HttpCall) -> Any:
 
 
 async def _ready(call: HttpCall) -> Any:
-    if "model" in call.request.path_params:
-        ready = call.version().ready
-    elif call.context.service.stopping.is_set():
-        raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
-    else:
-        ready = call.context.service.ready
-    if not ready:
-        raise Refusal(StatusCode.UNAVAILABLE, "the processes of a model are being started again")
+    state = call.context.service
+    if not ((call.version().ready and state.takes) if "model" in call.request.path_params else state.ready):
+        raise Refusal(StatusCode.UNAVAILABLE, state.reason)
     return {"ready": True}
 
 

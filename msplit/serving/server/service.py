@@ -9,8 +9,8 @@ gRPC the thread that calls `take` and `Service.drive`.
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,10 +19,11 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from msplit._version import __version__
-from msplit.errors import DeviceLost, MsplitError
+from msplit.errors import DeviceLost
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
+from msplit.serving.server.logs import FIELDS, LOG
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
@@ -142,12 +143,14 @@ class Heads:
 
 
 _MOST_HEADS = 1024
+_LONGEST_PATH = 256
+"""Most characters of a path in the log."""
 
 Result = TypeVar("Result")
 
 LARGE = 1 << 18
 """Bytes from which on a request is read, and an answer written, in a thread beside the others: to do so takes 10 ms and more."""
-_AVAILABLE = 30
+_LOADING, _AVAILABLE = 20, 30
 _SIGNATURES = "signature_def"
 SERVER = {"name": "msplit", "version": __version__}
 """Fields of a ServerMetadataResponse."""
@@ -160,7 +163,8 @@ class Service:
     Attributes:
         as_content: True to put values of answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself; None: any time.
-        log: Called with each internal error.
+        access: Share of the requests that are logged.
+        leaving: Set when clients are to go elsewhere: it is not ready, and goes on answering.
         stopping: Set when the server takes no more requests.
         lost: The GPU that failed, if one did: the server then stops, for only another process can go on.
         aside: Thread in which large requests are read and large answers written, one at a time.
@@ -174,7 +178,8 @@ class Service:
     metrics: Metrics
     as_content: bool = False
     timeout: float | None = None
-    log: Callable[[str], None] = lambda text: None
+    access: float = 0.0
+    leaving: threading.Event = field(default_factory=threading.Event)
     stopping: threading.Event = field(default_factory=threading.Event)
     lost: list[DeviceLost] = field(default_factory=list)
     aside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="msplit-large"))
@@ -186,7 +191,24 @@ class Service:
     @property
     def ready(self) -> bool:
         """True while it takes requests and can answer them."""
-        return not self.stopping.is_set() and self.models.ready
+        return self.takes and self.models.ready
+
+    @property
+    def takes(self) -> bool:
+        """True while clients are to send requests here, whether the models are ready or not."""
+        return not (self.leaving.is_set() or self.stopping.is_set())
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready."""
+        if self.lost:
+            return self.lost[0].what
+        if not self.takes:
+            return "the server is stopping"
+        opening, names = [*self.models.opening], ", ".join(self.models.unready)
+        if opening:
+            return f"models are being opened: {', '.join(opening)}"
+        return f"the processes of a model are being started again: {names}"
 
     def look(self) -> None:
         """Stops the server when a GPU has failed, whether anybody was told or not."""
@@ -194,6 +216,8 @@ class Service:
             for signature in version.signatures.values():
                 if (lost := signature.pool.failure) is not None and not self.lost:
                     self.lost.append(lost)
+                    about = {"model": version.model, "version": version.number}
+                    LOG.critical("the GPU has failed: %s", lost.what, extra={FIELDS: about})
                     self.stopping.set()
 
     def drive(self) -> bool:
@@ -238,11 +262,33 @@ class RequestContext:
         service: State of the server.
         timeout: Seconds that it may wait; None: any time.
         version: Version of the model that it is for, once that is known.
+        headers: Headers that say which request it is; its answer has them, too.
+        request_id: The client's name of it; "": it has none.
     """
 
     service: Service
     timeout: float | None = None
     version: Version | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    request_id: str = ""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Fields of what is logged of it."""
+        found: dict[str, Any] = {}
+        if self.version is not None:
+            found |= {"model": self.version.model, "version": self.version.number}
+        if identifier := self.headers.get("x-request-id", self.request_id):
+            found["request_id"] = identifier
+        return found | {name: value for name, value in self.headers.items() if name != "x-request-id"}
+
+    def end(self, protocol: str, method: str, status: str, seconds: float) -> None:
+        """Counts the request when it is answered, and logs it if it is among those that are."""
+        service = self.service
+        service.metrics.count(self.version, protocol, status, seconds)
+        if service.access and random.random() < service.access:
+            done = {"protocol": protocol, "status": status, "seconds": round(seconds, 6)}
+            LOG.info("%s", method[:_LONGEST_PATH], extra={FIELDS: {**self.about, **done}})
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """Finds the version of a model; see `Models.find`.
@@ -334,17 +380,21 @@ def _infos(infos: Any, ports: Mapping[str, Port], signature: Signature) -> None:
 def serving_status(context: RequestContext, request: Any) -> Any:
     """`GetModelStatus`."""
     spec = request.model_spec
+    models = context.service.models
+    versions = models.versions.get(spec.name, {})
+    opening = models.opening.get(spec.name, ())
     if spec.WhichOneof("version_choice") is None:
-        versions = context.service.models.versions.get(spec.name)
-        if not versions:
+        if not versions and not opening:
             raise Refusal(StatusCode.NOT_FOUND, f"Could not find any versions of model {spec.name}")
-        numbers = sorted(versions, reverse=True)
+        numbers = sorted({*versions, *opening}, reverse=True)
+    elif spec.version.value in opening:
+        numbers = [spec.version.value]
     else:
         numbers = [_version(context, spec).number]
     response = messages.GetModelStatusResponse()
     for number in numbers:
         status = response.model_version_status.add()
-        status.version, status.state = number, _AVAILABLE
+        status.version, status.state = number, _AVAILABLE if number in versions else _LOADING
         status.status.error_code = 0
     return response
 
@@ -360,7 +410,8 @@ def _open_version(context: RequestContext, name: str, number: str) -> Version:
 
 def open_model_ready(context: RequestContext, request: Any) -> Any:
     """`ModelReady`."""
-    if context.service.stopping.is_set():
+    service = context.service
+    if not service.takes or request.name in service.models.opening:
         return messages.ModelReadyResponse(ready=False)
     version = _open_version(context, request.name, request.version)
     return messages.ModelReadyResponse(ready=version.ready)
@@ -419,6 +470,7 @@ def open_request(
     Raises:
         Refusal: One of them is of another type, or there is no such signature, or the model takes no such inputs.
     """
+    context.request_id = request.id
     given = {name: request.parameters[name] for name in _PARAMETERS if name in request.parameters}
     for name, parameter in given.items():
         if parameter.WhichOneof("parameter_choice") != _PARAMETERS[name]:
@@ -433,13 +485,11 @@ def open_request(
     return InferenceRequest(request, version, signature, feeds(signature.pool.inputs), outputs, timeout, priority)
 
 
-def told(service: Service, problem: BaseException) -> Refusal:
-    """Refusal to send to a client. Internal errors go to the log instead."""
+def told(context: RequestContext, problem: BaseException) -> Refusal:
+    """Refusal to send to a client. Internal errors go to the log instead, with their causes."""
     cause = problem.__cause__ if isinstance(problem, Refusal) and problem.__cause__ is not None else problem
-    service.look()
-    if is_internal(cause):
-        service.log("".join(traceback.format_exception(cause)))
+    context.service.look()
     found = refusal(problem)
-    if found.code is StatusCode.INTERNAL and isinstance(cause, MsplitError):
-        service.log(f"a request failed: {cause}")
+    if is_internal(cause) or found.code is StatusCode.INTERNAL:
+        LOG.error("a request failed: %s", cause, exc_info=cause, extra={FIELDS: context.about})
     return found
