@@ -40,7 +40,8 @@ def health_of(service: Service, data: bytes) -> bytes:
         Refusal: It is none.
     """
     request = decode.parsed(messages.HealthCheckRequest, data)
-    return messages.HealthCheckResponse(status=_health(service, request.service)).SerializeToString()
+    found: bytes = messages.HealthCheckResponse(status=_health(service, request.service)).SerializeToString()
+    return found
 
 
 _SERVING, _NOT_SERVING, _UNKNOWN = 1, 2, 3

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf import json_format
 from starlette.applications import Starlette
@@ -17,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from msplit.serving.server import json_body, messages, service
+from msplit.serving.server import json_body, messages, service, tensors
 from msplit.serving.server.logs import traced
 from msplit.serving.server.metrics import CONTENT_TYPE
 from msplit.serving.server.models import Version
@@ -29,6 +32,10 @@ SILENCE = 15.0
 _JSON = 8
 """Time to write values in JSON, in multiples of that in protobuf: 8,000 float32 take 10 ms."""
 _BINARY = "inference-header-content-length"
+_DEFLATED = ("gzip", "x-gzip", "deflate")
+_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))")
+_COMPRESSED = 1 << 15
+"""Bytes from which on an answer is compressed, for clients that take gzip."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +66,42 @@ class HttpCall:
         Raises:
             Refusal: It is too large, compressed, or does not come.
         """
-        if (encoding := self.request.headers.get("content-encoding", "")).lower() not in ("", "identity"):
-            raise Refusal(StatusCode.UNIMPLEMENTED, f"content-encoding {encoding} is not taken: send the body as it is")
+        encoding, inflate = self.request.headers.get("content-encoding", "").lower(), None
+        if encoding in _DEFLATED:
+            inflate = zlib.decompressobj(wbits=47)  # finds out itself which of them it is
+        elif encoding not in ("", "identity"):
+            said = f"content-encoding {encoding} is not taken: send the body as it is, or gzip"
+            raise Refusal(StatusCode.UNIMPLEMENTED, said)
         found, loop = bytearray(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SILENCE) as limit:
                 async for part in self.request.stream():
+                    if inflate is not None:  # in a thread: a few bytes may become many
+                        room, aside = self.most + 1 - len(found), self.context.service.aside
+                        part = await loop.run_in_executor(aside, inflate.decompress, part, room)
                     found += part
                     if len(found) > self.most:
                         raise Refusal(StatusCode.RESOURCE_EXHAUSTED, f"the request has more than {self.most:,} bytes")
                     limit.reschedule(loop.time() + SILENCE)
         except TimeoutError:
             raise Refusal(StatusCode.DEADLINE_EXCEEDED, f"no more of the request came for {SILENCE:g} s") from None
+        except zlib.error:
+            raise invalid(f"the body is no {encoding}") from None
+        if inflate is not None and (not inflate.eof or inflate.unused_data):
+            raise invalid(f"the body is no whole {encoding}")
         return found
+
+
+class Body(NamedTuple):
+    """Body of an answer that is not only JSON.
+
+    Attributes:
+        data: Its bytes.
+        head: Number of those that are JSON, at its begin.
+    """
+
+    data: bytes
+    head: int
 
 
 Handler = Callable[[HttpCall], Awaitable[Any]]
@@ -116,20 +146,30 @@ def app(service: Service, most: int) -> Starlette:
 async def _answer(service: Service, most: int, handler: Handler, request: Request) -> Response:
     """Answers a request in JSON, errors too."""
     start = perf_counter()
-    traces = traced(request.headers.items())
+    traces = headers = traced(request.headers.items())
+    kind = "application/json"
     context = RequestContext(service, service.timeout, headers=traces)
     try:
         document = await handler(HttpCall(context, request, most))
-        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        if isinstance(document, Body):
+            content, kind = document.data, "application/octet-stream"
+            headers = {**headers, _BINARY: str(document.head)}
+        else:
+            content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        if len(content) >= _COMPRESSED and _GZIP.search(request.headers.get("accept-encoding", "")):
+            content = await asyncio.get_running_loop().run_in_executor(service.aside, gzip.compress, content, 1)
+            headers = {**headers, "content-encoding": "gzip", "vary": "accept-encoding"}
         status, name = 200, "OK"
     except ClientDisconnect:
         content, status, name = b"", StatusCode.CANCELLED.http, StatusCode.CANCELLED.name
     except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
         why = told(context, problem)
+        headers, kind = traces, "application/json"
         content, status, name = json.dumps({"error": why.said}).encode(), why.code.http, why.code.name
     context.end("http", f"{request.method} {request.url.path}", name, perf_counter() - start)
-    headers = traces if service.takes else {**traces, "connection": "close"}  # its next request would find nobody
-    return Response(content, status, headers, media_type="application/json")
+    if not service.takes:
+        headers = {**headers, "connection": "close"}  # its next request would find nobody
+    return Response(content, status, headers, media_type=kind)
 
 
 async def _metrics(service: Service, request: Request) -> Response:
@@ -227,22 +267,28 @@ async def _open_model(call: HttpCall) -> Any:
 
 
 async def _infer(call: HttpCall) -> Any:
-    if _BINARY in call.request.headers:
-        raise Refusal(StatusCode.UNIMPLEMENTED, "binary tensors are taken over gRPC; here they are JSON")
-    version = call.version()
+    version, size = call.version(), call.request.headers.get(_BINARY)
     data = await call.body()
+    if size is not None and not (size.isascii() and size.isdigit() and int(size[:20]) <= len(data)):
+        raise invalid(f"{_BINARY} is {size[:20]!r}, of a body of {len(data):,} bytes")
+    head = 0
 
     def read() -> InferenceRequest:
         nonlocal data
-        request, feeds = json_body.read_open(data)
+        request, feeds = json_body.read_open(data, None if size is None else int(size))
         data = bytearray()
         return service.open_request(call.context, version, request, feeds)
 
     def write(request: InferenceRequest, outputs: Arrays) -> bytes:
-        head = {"model_name": version.model, "model_version": str(version.number)}
+        nonlocal head
+        said = {"model_name": version.model, "model_version": str(version.number)}
         if request.said.id:
-            head["id"] = request.said.id
-        begin = json.dumps(head).encode()[:-1] + b', "outputs": '
-        return b"".join([begin, *json_body.open_outputs(outputs), b"}"])
+            said["id"] = request.said.id
+        raw = {name: tensors.raw_content(outputs[name]) for name in service.binary_outputs(request.said, outputs)}
+        begin = json.dumps(said).encode()[:-1] + b', "outputs": '
+        text = b"".join([begin, *json_body.open_outputs(outputs, raw), b"}"])
+        head = len(text) if raw else 0
+        return b"".join([text, *chain.from_iterable(raw.values())])
 
-    return await call.context.service.answer(len(data), read, write, _JSON)
+    answer = await call.context.service.answer(len(data), read, write, _JSON)
+    return Body(answer, head) if head else answer

@@ -481,8 +481,22 @@ def open_request(
         limit = values["timeout"] / 1e6
         timeout = limit if timeout is None else min(limit, timeout)
     signature = version.signature(values.get("signature_name", ""))
+    for tensor in request.outputs:
+        for name in ("classification", "shared_memory_region"):
+            if name in tensor.parameters:
+                raise Refusal(StatusCode.UNIMPLEMENTED, f"output {tensor.name}: {name} is not done here")
     outputs, priority = [output.name for output in request.outputs], max(values.get("priority", 0) - 1, 0)
     return InferenceRequest(request, version, signature, feeds(signature.pool.inputs), outputs, timeout, priority)
+
+
+def binary_outputs(request: Any, outputs: Arrays) -> Sequence[str]:
+    """Outputs whose values a ModelInferRequest wants as bytes behind the JSON of its answer."""
+    every = request.parameters["binary_data_output"].bool_param if "binary_data_output" in request.parameters else False
+    wanted = {
+        output.name: output.parameters["binary_data"].bool_param if "binary_data" in output.parameters else every
+        for output in request.outputs
+    }
+    return [name for name in outputs if wanted.get(name, every)]
 
 
 def told(context: RequestContext, problem: BaseException) -> Refusal:
