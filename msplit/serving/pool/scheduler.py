@@ -137,6 +137,7 @@ class Scheduler:
         queue: Requests that wait. `queue.count` and `queue.next_time` may be read without the lock, as may the next three.
         running: Steps that run.
         alone: Those among them that the thread which brought the request runs itself.
+        steps_of: Bucket -> number of its steps that ran in this process.
         lost: Error of the device, set by the caller when it fails; no more requests are taken then.
         closed: Reason why no more requests are taken; empty while they are.
     """
@@ -157,6 +158,7 @@ class Scheduler:
         self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue)
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
+        self.steps_of = dict.fromkeys(buckets, 0)
         self.closed = ""
         self.lost: DeviceLost | None = None
 
@@ -226,6 +228,7 @@ class Scheduler:
             elif len(requests) > 1:
                 requests, again = (), requests
         self._steps += 1
+        self.steps_of[bucket] = self.steps_of.get(bucket, 0) + 1
         self._rows += bucket
         self._filled += bucket - rows
         alone = not step.requests

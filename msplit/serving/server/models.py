@@ -106,7 +106,7 @@ class Models:
         return bool(found) and all(version.ready for version in found.values())
 
     def __iter__(self) -> Iterator[Version]:
-        return (version for versions in self.versions.values() for version in versions.values())
+        return (version for versions in [*self.versions.values()] for version in [*versions.values()])
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """The version asked for; without a number or a label the latest.

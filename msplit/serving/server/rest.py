@@ -22,7 +22,6 @@ from starlette.routing import Route
 
 from msplit.serving.server import json_body, messages, service, tensors
 from msplit.serving.server.logs import traced
-from msplit.serving.server.metrics import CONTENT_TYPE
 from msplit.serving.server.models import Version
 from msplit.serving.server.service import Arrays, InferenceRequest, RequestContext, Service, told
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid
@@ -173,8 +172,8 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
 
 
 async def _metrics(service: Service, request: Request) -> Response:
-    del request
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+    data, kind = await asyncio.to_thread(service.metrics.text, request.headers.get("accept", ""))
+    return Response(data, media_type=kind)
 
 
 _NOT_DONE = re.compile(
