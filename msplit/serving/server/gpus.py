@@ -12,14 +12,14 @@ class GpuState(NamedTuple):
     """State of a GPU now.
 
     Attributes:
-        index: Its number, as NVML counts: `CUDA_VISIBLE_DEVICES` does not change it.
+        number: As NVML counts: `CUDA_VISIBLE_DEVICES` does not change it.
         name: Its model.
         used: Bytes of its memory that are in use, by whatever process.
         total: Bytes of its memory.
         busy: Share of the last second or so in which a kernel ran, 0 to 1.
     """
 
-    index: int
+    number: int
     name: str
     used: int
     total: int

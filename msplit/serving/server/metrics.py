@@ -38,7 +38,7 @@ class Metrics:
     """Counts requests, and collects what pools count when Prometheus asks."""
 
     def __init__(self, models: Models) -> None:
-        disable_created_metrics()  # of each series the time it began: twice as many
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # of each series the time it began: twice as many
         self._models = models
         self._registry = CollectorRegistry()
         labels = ("model", "version", "protocol")
@@ -77,7 +77,7 @@ class Metrics:
             family = GaugeMetricFamily(f"msplit_gpu_{name}", said, labels=("gpu", "name"))
             for state in states:
                 values = {"memory_used_bytes": state.used, "memory_total_bytes": state.total, "busy_ratio": state.busy}
-                family.add_metric((str(state.index), state.name), values[name])
+                family.add_metric((str(state.number), state.name), values[name])
             yield family
 
     def _pools(self) -> Iterator[Metric]:

@@ -297,7 +297,7 @@ class RequestContext:
             Refusal: There is no such model, or the server takes no more requests.
         """
         if self.service.stopping.is_set():
-            raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
+            raise Refusal(StatusCode.UNAVAILABLE, self.service.reason)
         self.version = self.service.models.find(name, number, label)
         return self.version
 
