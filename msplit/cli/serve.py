@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,9 @@ class Served:
     model_name: str | None = option(hidden=True, help="Name of the one model that is given; see --model.")
     model_base_path: Path | None = option(hidden=True, help="The same as MODELS.")
     model_config_file: Path | None = option(help="Models in TensorFlow Serving's text format.")
+    file_system_poll_wait_seconds: float = option(
+        default=1.0, type=click.FloatRange(0), hidden=True, help="Seconds between two looks for new versions; 0: none."
+    )
     signatures: Sequence[str] = key(
         "--part",
         "Signatures to serve, or all (none: serving_default, or the only one). Each has weights of its own.",
@@ -183,22 +186,19 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
     tags = served.saved_model_tags if served.tags is None else served.tags
-    with logs.logging_to(output.tell, as_json=as_json), run.held(where) as ports, ExitStack() as stack:
-        models = making.waiting(configs)
-        with run.answering(models, where, ports) as server:
-            logs.LOG.info("listening, not ready: models are being opened")
-            with telling() as tell:
-                opened = making.ready(
-                    configs,
-                    request,
-                    settings,
-                    tags=tags,
-                    signatures=served.signatures,
-                    progress=tell,
-                    models=models,
-                )
-                stack.enter_context(opened)
-            return server.wait(lambda: _say(models, where, logs.LOG.info if as_json else output.say))
+    opener = making.opener(
+        request, settings, tags=tags, signatures=served.signatures, poll=served.file_system_poll_wait_seconds
+    )
+    with (
+        logs.logging_to(output.tell, as_json=as_json),
+        run.held(where) as ports,
+        closing(opener) as versions,
+        run.answering(versions.models, where, ports) as server,
+    ):
+        logs.LOG.info("listening, not ready: models are being opened")
+        with telling() as tell:
+            versions.start(configs, tell)
+        return server.wait(lambda: _say(versions.models, where, logs.LOG.info if as_json else output.say))
 
 
 def _require() -> None:

@@ -51,7 +51,7 @@ def _health(service: Service, name: str) -> int:
     """Health of the server, where one of its services is named, or of a model."""
     if name in SERVICES:
         return _SERVING if service.ready else _NOT_SERVING
-    if name not in service.models.versions:
+    if name not in service.models.versions and name not in service.models.opening:
         return _UNKNOWN
     return _SERVING if service.takes and service.models.can_answer(name) else _NOT_SERVING
 
@@ -67,15 +67,22 @@ _METHODS: dict[str, _Tensors | Callable[[RequestContext, Any], Any]] = {
     "Predict": _Tensors(methods.read_predict, methods.write_predict),
     "GetModelMetadata": methods.serving_metadata,
     "GetModelStatus": methods.serving_status,
+    "HandleReloadConfigRequest": methods.serving_reload,
     "ServerLive": lambda context, request: messages.ServerLiveResponse(live=True),
     "ServerReady": lambda context, request: messages.ServerReadyResponse(ready=context.service.ready),
     "ModelReady": methods.open_model_ready,
     "ServerMetadata": lambda context, request: messages.ServerMetadataResponse(**SERVER),
     "ModelMetadata": methods.open_model,
     "ModelInfer": _Tensors(methods.read_infer, methods.write_infer),
+    "RepositoryIndex": methods.open_index,
+    "RepositoryModelLoad": methods.open_load,
+    "RepositoryModelUnload": methods.open_unload,
     "Check": health,
 }
 
+
+_KINDS = {"Check": "HealthCheckRequest", "HandleReloadConfigRequest": "ReloadConfigRequest"}
+"""Requests that are not called after their methods."""
 
 _BY_PATH = {path: (path.split("/")[1], (name := path.split("/")[2]), _METHODS[name]) for path in PATHS}
 """Path of a method -> its protocol, its name, and what answers it."""
@@ -116,11 +123,19 @@ class _Exchange:
                 else:
                     self._submit(data)
             else:
-                kind = "HealthCheckRequest" if method is health else f"{name}Request"
+                kind = _KINDS.get(name, f"{name}Request")
                 request = decode.parsed(getattr(messages, kind), decode.apart(data, None, (), kind)[0])
-                self._end(method(self._context, request).SerializeToString())
+                found = method(self._context, request)
+                if isinstance(found, Future):
+                    found.add_done_callback(lambda done: self._trying(self._answer, done))
+                else:
+                    self._end(found.SerializeToString())
         except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
             self._fail(problem)
+
+    def _answer(self, done: Future[Any]) -> None:
+        """Answers with a message that has come."""
+        self._end(done.result().SerializeToString())
 
     def _trying(self, work: Callable[..., None], *values: Any, **named: Any) -> None:
         try:
@@ -170,12 +185,12 @@ class _Exchange:
 
     def _end(self, data: bytes) -> None:
         self._reply.answer(data)
-        self._context.end(self._protocol, self._reply.path, "OK", perf_counter() - self._start)
+        self._context.end(self._protocol, self._reply.path, "OK", self._start)
 
     def _fail(self, problem: Exception) -> None:
         why = told(self._context, problem)
         self._reply.fail(why.code.grpc, why.said)
-        self._context.end(self._protocol, self._reply.path, why.code.name, perf_counter() - self._start)
+        self._context.end(self._protocol, self._reply.path, why.code.name, self._start)
 
 
 def take(service: Service, reply: Reply, data: bytes, left: float | None) -> None:

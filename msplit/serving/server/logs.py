@@ -22,8 +22,8 @@ _TRACED = {
     "traceparent": re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
 }
 """Headers that say which request it is, with what they may hold."""
-FIELDS = "fields"
-"""Name of what a record is about: a mapping, as ``extra={FIELDS: {"model": "ranker"}}``."""
+_FIELDS = ("model", "version", "request_id", "traceparent", "protocol", "status", "seconds")
+"""Attributes of a record that say what it is about, as ``extra={"model": "ranker"}`` gives them."""
 
 
 def traced(headers: Iterable[tuple[Any, Any]]) -> dict[str, str]:
@@ -51,7 +51,8 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a record."""
         try:
-            self._write(self._format(record, getattr(record, FIELDS, {})))
+            said = vars(record)
+            self._write(self._format(record, {name: said[name] for name in _FIELDS if name in said}))
         except Exception:  # noqa: BLE001  a log that fails fails no request
             self.handleError(record)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from platform import python_version
@@ -58,6 +59,17 @@ class Metrics:
         found[0].inc()
         if status == "OK":
             found[1].observe(seconds)
+
+    def forget(self, version: Version) -> None:
+        """Drops the counts of a version that is closed."""
+        gone = (version.model, str(version.number))
+        for key in [key for key in [*self._known] if key[0] is version]:
+            del self._known[key]
+            if any(one is not None and (one.model, str(one.number)) == gone for one, *_ in [*self._known]):
+                continue  # it was opened once more, and goes on counting
+            with contextlib.suppress(KeyError):  # it may be gone with another status
+                self._seconds.remove(*gone, key[1])
+            self._answers.remove(*gone, *key[1:])
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """All of it, and its type: OpenMetrics or Prometheus's own, by the `Accept` of who asks."""

@@ -51,13 +51,17 @@ class HttpCall:
     request: Request
     most: int
 
+    def number(self) -> int | None:
+        """The version that the path names."""
+        number = self.request.path_params.get("version")
+        if number is not None and not (number.isascii() and number.isdigit() and len(number) < 20):
+            raise invalid(f"Failed to convert version: {number} to numeric.")
+        return None if number is None else int(number)
+
     def version(self) -> Version:
         """The model that the path names."""
         path = self.request.path_params
-        number = path.get("version")
-        if number is not None and not (number.isascii() and number.isdigit() and len(number) < 20):
-            raise invalid(f"Failed to convert version: {number} to numeric.")
-        return self.context.find(path["model"], None if number is None else int(number), path.get("label", ""))
+        return self.context.find(path["model"], self.number(), path.get("label", ""))
 
     async def body(self) -> bytearray:
         """Reads the body of the request.
@@ -136,6 +140,9 @@ def app(service: Service, most: int) -> Starlette:
             route("/v2", _open_server, "GET"),
             *(route(path, _live, "GET") for path in ("/v2/health/live", "/livez", "/healthz")),
             *(route(path, _ready, "GET") for path in ("/v2/health/ready", "/readyz")),
+            route("/v2/repository/index", _index, "POST"),
+            route("/v2/repository/models/{model}/load", partial(_change, "Load"), "POST"),
+            route("/v2/repository/models/{model}/unload", partial(_change, "Unload"), "POST"),
             *(Route(path, metrics, methods=["GET"]) for path in ("/metrics", "/monitoring/prometheus/metrics")),
         ],
         exception_handlers={404: other, 405: other},
@@ -165,7 +172,9 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
         why = told(context, problem)
         headers, kind = traces, "application/json"
         content, status, name = json.dumps({"error": why.said}).encode(), why.code.http, why.code.name
-    context.end("http", f"{request.method} {request.url.path}", name, perf_counter() - start)
+    finally:
+        context.leave()
+    context.end("http", f"{request.method} {request.url.path}", name, start)
     if not service.takes:
         headers = {**headers, "connection": "close"}  # its next request would find nobody
     return Response(content, status, headers, media_type=kind)
@@ -216,8 +225,10 @@ async def _status(call: HttpCall) -> Any:
     path = call.request.path_params
     request = messages.GetModelStatusRequest()
     request.model_spec.name = path["model"]
-    if path.keys() != {"model"}:
-        request.model_spec.version.value = call.version().number
+    if "version" in path:
+        request.model_spec.version.value = call.number()
+    elif "label" in path:
+        request.model_spec.version_label = path["label"]
     return _document(service.serving_status(call.context, request))
 
 
@@ -263,6 +274,28 @@ async def _open_model(call: HttpCall) -> Any:
     for tensor in (*found["inputs"], *found["outputs"]):
         tensor["shape"] = [int(size) for size in tensor["shape"]]  # JSON of protobuf has them as strings
     return found
+
+
+async def _repository(call: HttpCall, method: str, **named: str) -> Any:
+    """A request of the model repository, whose body may be left out."""
+    request = getattr(messages, f"Repository{method}Request")(**named)
+    try:
+        pool = messages.pool()
+        return json_format.Parse(bytes(await call.body()) or b"{}", request, descriptor_pool=pool)
+    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as problem:
+        raise invalid(f"Malformed request: {problem}") from None
+
+
+async def _index(call: HttpCall) -> Any:
+    found = service.open_index(call.context, await _repository(call, "Index"))
+    return [_document(model) for model in found.models]
+
+
+async def _change(method: str, call: HttpCall) -> Any:
+    request = await _repository(call, f"Model{method}", model_name=call.request.path_params["model"])
+    change = service.open_load if method == "Load" else service.open_unload
+    await asyncio.wrap_future(change(call.context, request))
+    return b""
 
 
 async def _infer(call: HttpCall) -> Any:

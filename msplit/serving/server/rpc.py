@@ -22,6 +22,7 @@ from typing import Any
 from grpc._cython import cygrpc
 
 from msplit.serving.server.logs import LOG, traced
+from msplit.serving.server.messages import OPEN_METHODS
 
 _OPEN = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/"
@@ -31,10 +32,8 @@ PATHS = (
     "/tensorflow.serving.PredictionService/Predict",
     "/tensorflow.serving.PredictionService/GetModelMetadata",
     "/tensorflow.serving.ModelService/GetModelStatus",
-    *(
-        f"{_OPEN}{name}"
-        for name in ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
-    ),
+    "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
+    *(f"{_OPEN}{name}" for name in OPEN_METHODS),
     f"{_HEALTH}Check",
 )
 """Methods that have one answer."""

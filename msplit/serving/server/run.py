@@ -198,7 +198,8 @@ class Answering:
     def _stop(self, number: int) -> None:
         """Has it end; called in the main thread by a signal, 0 for none."""
         self._came.append(number)
-        LOG.info("stopping: %s", f"{signal.Signals(number).name} came" if number else "it is not needed any more")
+        if number:
+            LOG.info("stopping: %s came", signal.Signals(number).name)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has just ended
                 self._loop.call_soon_threadsafe((self._first if len(self._came) == 1 else self._at_once).set)

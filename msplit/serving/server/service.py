@@ -12,8 +12,9 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
@@ -23,9 +24,9 @@ from msplit.errors import DeviceLost
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
-from msplit.serving.server.logs import FIELDS, LOG
+from msplit.serving.server.logs import LOG
 from msplit.serving.server.metrics import Metrics
-from msplit.serving.server.models import PREDICT, Models, Signature, Version, known_as
+from msplit.serving.server.models import PREDICT, Control, Models, Signature, State, Version, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -141,6 +142,12 @@ class Heads:
             written += (head, value.tobytes())
         return b"".join(written)
 
+    def forget(self, version: Version) -> None:
+        """Drops the answers of a version that is closed."""
+        for place in [*self._known]:
+            if version in (place[0], *(place[0] if isinstance(place[0], tuple) else ())):
+                self._known.pop(place, None)
+
 
 _MOST_HEADS = 1024
 _LONGEST_PATH = 256
@@ -150,7 +157,8 @@ Result = TypeVar("Result")
 
 LARGE = 1 << 18
 """Bytes from which on a request is read, and an answer written, in a thread beside the others: to do so takes 10 ms and more."""
-_LOADING, _AVAILABLE = 20, 30
+_FAILED = 9
+"""FAILED_PRECONDITION among TensorFlow's codes of errors."""
 _SIGNATURES = "signature_def"
 SERVER = {"name": "msplit", "version": __version__}
 """Fields of a ServerMetadataResponse."""
@@ -188,6 +196,14 @@ class Service:
     infers: decode.Reader = field(default_factory=lambda: decode.Reader(decode.infer_request))
     heads: Heads = field(default_factory=lambda: Heads())
 
+    def __post_init__(self) -> None:
+        self.models.closing.append(self._forget)
+
+    def _forget(self, version: Version) -> None:
+        """Drops what is kept for a version that is closed."""
+        self.heads.forget(version)
+        self.metrics.forget(version)
+
     @property
     def ready(self) -> bool:
         """True while it takes requests and can answer them."""
@@ -205,9 +221,9 @@ class Service:
             return self.lost[0].what
         if not self.takes:
             return "the server is stopping"
-        opening, names = [*self.models.opening], ", ".join(self.models.unready)
-        if opening:
-            return f"models are being opened: {', '.join(opening)}"
+        names = ", ".join(self.models.unready)
+        if self.models.opening:
+            return f"models are being opened: {names}"
         return f"the processes of a model are being started again: {names}"
 
     def look(self) -> None:
@@ -217,7 +233,7 @@ class Service:
                 if (lost := signature.pool.failure) is not None and not self.lost:
                     self.lost.append(lost)
                     about = {"model": version.model, "version": version.number}
-                    LOG.critical("the GPU has failed: %s", lost.what, extra={FIELDS: about})
+                    LOG.critical("the GPU has failed: %s", lost.what, extra=about)
                     self.stopping.set()
 
     def drive(self) -> bool:
@@ -254,7 +270,7 @@ class Service:
         return await self.apart(weight * size_of(outputs), lambda: write(request, outputs))
 
 
-@dataclass
+@dataclass(eq=False)
 class RequestContext:
     """A request while it is answered.
 
@@ -282,13 +298,14 @@ class RequestContext:
             found["request_id"] = identifier
         return found | {name: value for name, value in self.headers.items() if name != "x-request-id"}
 
-    def end(self, protocol: str, method: str, status: str, seconds: float) -> None:
-        """Counts the request when it is answered, and logs it if it is among those that are."""
-        service = self.service
+    def end(self, protocol: str, method: str, status: str, start: float) -> None:
+        """Counts the request, which is answered, logs it if it is among those that are, and leaves its version."""
+        service, seconds = self.service, perf_counter() - start
         service.metrics.count(self.version, protocol, status, seconds)
         if service.access and random.random() < service.access:
             done = {"protocol": protocol, "status": status, "seconds": round(seconds, 6)}
-            LOG.info("%s", method[:_LONGEST_PATH], extra={FIELDS: {**self.about, **done}})
+            LOG.info("%s", method[:_LONGEST_PATH], extra={**self.about, **done})
+        self.leave()
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """Finds the version of a model; see `Models.find`.
@@ -298,8 +315,17 @@ class RequestContext:
         """
         if self.service.stopping.is_set():
             raise Refusal(StatusCode.UNAVAILABLE, self.service.reason)
-        self.version = self.service.models.find(name, number, label)
-        return self.version
+        while True:
+            self.leave()
+            found = self.version = self.service.models.find(name, number, label)
+            found.users[self] = None
+            if not found.retired:  # else it was replaced meanwhile, and may be closed already
+                return found
+
+    def leave(self) -> None:
+        """Says that the version is not needed any more."""
+        if self.version is not None:
+            self.version.users.pop(self, None)
 
 
 def _version(context: RequestContext, spec: Any) -> Version:
@@ -379,24 +405,53 @@ def _infos(infos: Any, ports: Mapping[str, Port], signature: Signature) -> None:
 
 def serving_status(context: RequestContext, request: Any) -> Any:
     """`GetModelStatus`."""
-    spec = request.model_spec
-    models = context.service.models
-    versions = models.versions.get(spec.name, {})
-    opening = models.opening.get(spec.name, ())
-    if spec.WhichOneof("version_choice") is None:
-        if not versions and not opening:
-            raise Refusal(StatusCode.NOT_FOUND, f"Could not find any versions of model {spec.name}")
-        numbers = sorted({*versions, *opening}, reverse=True)
-    elif spec.version.value in opening:
-        numbers = [spec.version.value]
-    else:
-        numbers = [_version(context, spec).number]
+    spec, choice = request.model_spec, request.model_spec.WhichOneof("version_choice")
+    states = context.service.models.states(spec.name)
+    if not states:
+        raise Refusal(StatusCode.NOT_FOUND, f"Could not find any versions of model {spec.name}")
+    if choice is not None:
+        asked = spec.version.value if choice == "version" else _version(context, spec).number
+        if asked not in states:
+            raise Refusal(StatusCode.NOT_FOUND, f"Could not find version {asked} of model {spec.name}")
+        states = {asked: states[asked]}
     response = messages.GetModelStatusResponse()
-    for number in numbers:
+    for number, found in states.items():
         status = response.model_version_status.add()
-        status.version, status.state = number, _AVAILABLE if number in versions else _LOADING
-        status.status.error_code = 0
+        status.version, status.state = number, found.state
+        status.status.error_code = _FAILED if found.why else 0
+        status.status.error_message = found.why
     return response
+
+
+def _control(context: RequestContext) -> Control:
+    """Interface to what is served.
+
+    Raises:
+        Refusal: There is none.
+    """
+    control = context.service.models.control
+    if control is None:
+        raise Refusal(StatusCode.UNIMPLEMENTED, "the models of this server stay as they are")
+    return control
+
+
+def serving_reload(context: RequestContext, request: Any) -> Future[Any]:
+    """`HandleReloadConfigRequest`: answered when the models are ready."""
+    return _then(_control(context).reload(request.config), messages.ReloadConfigResponse)
+
+
+def _then(done: Future[None], response: Callable[[], Any]) -> Future[Any]:
+    """Future of an empty response."""
+    found: Future[Any] = Future()
+
+    def end(done: Future[None]) -> None:
+        if (problem := done.exception()) is None:
+            found.set_result(response())
+        else:
+            found.set_exception(problem)
+
+    done.add_done_callback(end)
+    return found
 
 
 # --- Open Inference Protocol
@@ -428,6 +483,35 @@ def open_model(context: RequestContext, request: Any) -> Any:
             shape = [-1 if size is None else size for size in port.shape]
             listed.add(name=key, datatype=tensors.open_name(port.dtype), shape=shape)
     return found
+
+
+_INDEXED = {State.AVAILABLE: "READY", State.LOADING: "LOADING", State.UNLOADING: "UNLOADING"}
+"""Triton's names of states. All others are UNAVAILABLE."""
+
+
+def open_index(context: RequestContext, request: Any) -> Any:
+    """`RepositoryIndex`: the versions of all models."""
+    models = context.service.models
+    response = messages.RepositoryIndexResponse()
+    for name in sorted({*models.versions, *models.statuses}):
+        for number, found in models.states(name).items():
+            if found.state is State.AVAILABLE or not request.ready:
+                state = _INDEXED.get(found.state, "UNAVAILABLE")
+                reason = found.why or ("unloaded" if found.state is State.END else "")
+                response.models.add(name=name, version=str(number), state=state, reason=reason)
+    return response
+
+
+def open_load(context: RequestContext, request: Any) -> Future[Any]:
+    """`RepositoryModelLoad`: answered when its versions are ready."""
+    if request.parameters:
+        raise invalid(f"parameter {next(iter(request.parameters))} is not taken: models are loaded as they are")
+    return _then(_control(context).load(request.model_name), messages.RepositoryModelLoadResponse)
+
+
+def open_unload(context: RequestContext, request: Any) -> Future[Any]:
+    """`RepositoryModelUnload`: answered when no more requests are taken for it; those in flight are answered."""
+    return _then(_control(context).unload(request.model_name), messages.RepositoryModelUnloadResponse)
 
 
 def read_infer(context: RequestContext, data: bytes) -> InferenceRequest:
@@ -505,5 +589,5 @@ def told(context: RequestContext, problem: BaseException) -> Refusal:
     context.service.look()
     found = refusal(problem)
     if is_internal(cause) or found.code is StatusCode.INTERNAL:
-        LOG.error("a request failed: %s", cause, exc_info=cause, extra={FIELDS: context.about})
+        LOG.error("a request failed: %s", cause, exc_info=cause, extra=context.about)
     return found

@@ -182,7 +182,9 @@ def test_a_value_that_the_model_can_not_take_is_the_clients_fault(channel: Any, 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_who_asks_while_it_stops_gets_an_answer(number: int) -> None:
     """Nothing is cancelled, and no connection is accepted and closed without a word."""
-    ours = signal.signal(number, signal.SIG_DFL)  # where tests run under `nohup`, the server would heed no SIGHUP either
+    ours = signal.signal(
+        number, signal.SIG_DFL
+    )  # where tests run under `nohup`, the server would heed no SIGHUP either
     running = start_trivial()
     signal.signal(number, ours)
     said: list[str] = []

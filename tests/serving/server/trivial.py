@@ -23,7 +23,7 @@ from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import SimulatedSlot, StepSlot
 from msplit.serving.server import logs, run
-from msplit.serving.server.models import Models, Version, signature_of
+from msplit.serving.server.models import Models, State, Status, Version, signature_of
 
 BATCHES = (1, 4)
 WIDTH = 8
@@ -76,14 +76,16 @@ def main() -> None:
     where = run.Listening(port=port, rest_port=rest, grace=5.0, **numbers)
     logging = logs.logging_to(say, as_json=told["log"] == "json") if "log" in told else contextlib.nullcontext()
     with logging, pool() as made, run.held(where) as ports:
-        models, only = Models({"double": {}}, opening={"double": (1,)}), signature_of(made, None)
+        models, only = (
+            Models({}, opening=["double"], statuses={"double": {1: Status(State.LOADING)}}),
+            signature_of(made, None),
+        )
         try:
             with run.answering(models, where, ports) as server:
                 say("listening:")
                 while "until" in told and not os.path.exists(told["until"]):
                     time.sleep(0.01)
-                models.versions["double"] = {1: Version("double", 1, {only.name: only})}
-                del models.opening["double"]
+                models.versions, models.opening = {"double": {1: Version("double", 1, {only.name: only})}}, ()
                 sys.exit(server.wait(lambda: say("ready:")))
         except DeviceLost as problem:
             say(str(problem))
