@@ -97,21 +97,6 @@ def _bound(host: str, port: int) -> socket.socket:
     return made
 
 
-def run(
-    models: Models, where: Listening, ports: dict[int, socket.socket], *, ready: Callable[[], None] = lambda: None
-) -> int:
-    """Answers requests with models that are ready, as `Answering.wait` does.
-
-    Args:
-        models: Models that are ready.
-        where: It listens.
-        ports: From `held`.
-        ready: Called when it listens.
-    """
-    with answering(models, where, ports) as server:
-        return server.wait(ready)
-
-
 @contextlib.contextmanager
 def answering(models: Models, where: Listening, ports: dict[int, socket.socket]) -> Iterator[Answering]:
     """Answers requests in threads for as long as the block lasts, also while models are yet to be opened: it is live then, and not ready.
