@@ -60,10 +60,21 @@ def ready(
     Raises:
         MsplitError: One of them can not be served.
     """
-    versions = Versions(partial(_version, request, settings, tags, signatures), polling or Polling())
-    with contextlib.closing(versions):
+    with contextlib.closing(opener(request, settings, tags=tags, signatures=signatures, polling=polling)) as versions:
         versions.start(configs, progress or silent)
         yield versions.models
+
+
+def opener(
+    request: RunRequest,
+    settings: PoolSettings,
+    *,
+    tags: Sequence[str] | None = None,
+    signatures: Sequence[str] = (),
+    polling: Polling | None = None,
+) -> Versions:
+    """Versions of models that are opened when it is started; see `ready`."""
+    return Versions(partial(_version, request, settings, tags, signatures), polling or Polling())
 
 
 def _version(

@@ -121,7 +121,9 @@ class Models:
     """All models of a server: by name, by version number. Attributes are replaced, never changed, so that any thread may read them.
 
     Attributes:
+        versions: By model, number -> version.
         labels: By model, label of a version -> its number.
+        opening: Names of models that are yet to be opened for the first time.
         statuses: By model and version, also those that are not served.
         control: Changes what is served; None: nothing does.
         closing: Called with each version that is closed while others are served.
@@ -129,6 +131,7 @@ class Models:
 
     versions: Mapping[str, Mapping[int, Version]]
     labels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    opening: Sequence[str] = ()
     statuses: Mapping[str, Mapping[int, Status]] = field(default_factory=dict)
     control: Control | None = None
     closing: list[Callable[[Version], None]] = field(default_factory=list)
@@ -136,7 +139,17 @@ class Models:
     @property
     def ready(self) -> bool:
         """True while each of them can answer."""
-        return all(version.ready for version in self)
+        return not self.unready
+
+    @property
+    def unready(self) -> tuple[str, ...]:
+        """Names of those that can not answer now."""
+        return tuple(name for name in {**self.versions, **dict.fromkeys(self.opening)} if not self.can_answer(name))
+
+    def can_answer(self, name: str) -> bool:
+        """True while the versions of a model are there, and can answer."""
+        found = self.versions.get(name, {})
+        return bool(found) and all(version.ready for version in found.values())
 
     def __iter__(self) -> Iterator[Version]:
         return (version for versions in self.versions.values() for version in versions.values())
@@ -150,9 +163,11 @@ class Models:
         """The version asked for; without a number or a label the latest.
 
         Raises:
-            Refusal: There is none.
+            Refusal: There is none, or it is yet to be opened.
         """
         versions = self.versions.get(name, {})
+        if not versions and name in self.opening:
+            raise Refusal(StatusCode.UNAVAILABLE, f"model {name} is being opened")
         if label:
             if label not in self.labels.get(name, {}):
                 raise invalid(f"Unrecognized servable version label: {label}")

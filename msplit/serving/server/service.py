@@ -9,8 +9,8 @@ gRPC the thread that calls `take` and `Service.drive`.
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,10 +20,11 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from msplit._version import __version__
-from msplit.errors import DeviceLost, MsplitError
+from msplit.errors import DeviceLost
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
+from msplit.serving.server.logs import LOG
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version, VersionState, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
@@ -149,6 +150,8 @@ class Heads:
 
 
 _MOST_HEADS = 1024
+_LONGEST_PATH = 256
+"""Most characters of a path in the log."""
 
 Result = TypeVar("Result")
 
@@ -168,7 +171,8 @@ class Service:
     Attributes:
         as_content: True to put values of answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself; None: any time.
-        log: Called with each internal error.
+        access: Share of the requests that are logged.
+        leaving: Set when clients are to go elsewhere: it is not ready, and goes on answering.
         stopping: Set when the server takes no more requests.
         lost: The GPU that failed, if one did: the server then stops, for only another process can go on.
         aside: Thread in which large requests are read and large answers written, one at a time.
@@ -182,7 +186,8 @@ class Service:
     metrics: Metrics
     as_content: bool = False
     timeout: float | None = None
-    log: Callable[[str], None] = lambda text: None
+    access: float = 0.0
+    leaving: threading.Event = field(default_factory=threading.Event)
     stopping: threading.Event = field(default_factory=threading.Event)
     lost: list[DeviceLost] = field(default_factory=list)
     aside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="msplit-large"))
@@ -202,7 +207,24 @@ class Service:
     @property
     def ready(self) -> bool:
         """True while it takes requests and can answer them."""
-        return not self.stopping.is_set() and self.models.ready
+        return self.takes and self.models.ready
+
+    @property
+    def takes(self) -> bool:
+        """True while clients are to send requests here, whether the models are ready or not."""
+        return not (self.leaving.is_set() or self.stopping.is_set())
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready."""
+        if self.lost:
+            return self.lost[0].what
+        if not self.takes:
+            return "the server is stopping"
+        names = ", ".join(self.models.unready)
+        if self.models.opening:
+            return f"models are being opened: {names}"
+        return f"the processes of a model are being started again: {names}"
 
     def look(self) -> None:
         """Stops the server when a GPU has failed, whether anybody was told or not."""
@@ -210,6 +232,8 @@ class Service:
             for signature in version.signatures.values():
                 if (lost := signature.pool.failure) is not None and not self.lost:
                     self.lost.append(lost)
+                    about = {"model": version.model, "version": version.number}
+                    LOG.critical("the GPU has failed: %s", lost.what, extra=about)
                     self.stopping.set()
 
     def drive(self) -> bool:
@@ -254,11 +278,34 @@ class RequestContext:
         service: VersionState of the server.
         timeout: Seconds that it may wait; None: any time.
         version: Version of the model that it is for, once that is known.
+        headers: Headers that say which request it is; its answer has them, too.
+        request_id: The client's name of it; "": it has none.
     """
 
     service: Service
     timeout: float | None = None
     version: Version | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    request_id: str = ""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Fields of what is logged of it."""
+        found: dict[str, Any] = {}
+        if self.version is not None:
+            found |= {"model": self.version.model, "version": self.version.number}
+        if identifier := self.headers.get("x-request-id", self.request_id):
+            found["request_id"] = identifier
+        return found | {name: value for name, value in self.headers.items() if name != "x-request-id"}
+
+    def end(self, protocol: str, method: str, status: str, start: float) -> None:
+        """Counts the request, which is answered, logs it if it is among those that are, and leaves its version."""
+        service, seconds = self.service, perf_counter() - start
+        service.metrics.count(self.version, protocol, status, seconds)
+        if service.access and random.random() < service.access:
+            done = {"protocol": protocol, "status": status, "seconds": round(seconds, 6)}
+            LOG.info("%s", method[:_LONGEST_PATH], extra={**self.about, **done})
+        self.leave()
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """Finds the version of a model; see `Models.find`.
@@ -267,7 +314,7 @@ class RequestContext:
             Refusal: There is no such model, or the server takes no more requests.
         """
         if self.service.stopping.is_set():
-            raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
+            raise Refusal(StatusCode.UNAVAILABLE, self.service.reason)
         while True:
             self.leave()
             self.version = None
@@ -280,11 +327,6 @@ class RequestContext:
         """Says that the version is not needed any more."""
         if self.version is not None:
             self.version.users.pop(self, None)
-
-    def end(self, protocol: str, status: str, start: float) -> None:
-        """Counts the request, which is answered, and leaves its version."""
-        self.service.metrics.count(self.version, protocol, status, perf_counter() - start)
-        self.leave()
 
 
 def _version(context: RequestContext, spec: Any) -> Version:
@@ -410,7 +452,8 @@ def _open_version(context: RequestContext, name: str, number: str) -> Version:
 
 def open_model_ready(context: RequestContext, request: Any) -> Any:
     """`ModelReady`."""
-    if context.service.stopping.is_set():
+    service = context.service
+    if not service.takes or request.name in service.models.opening:
         return messages.ModelReadyResponse(ready=False)
     version = _open_version(context, request.name, request.version)
     return messages.ModelReadyResponse(ready=version.ready)
@@ -498,6 +541,7 @@ def open_request(
     Raises:
         Refusal: One of them is of another type, or there is no such signature, or the model takes no such inputs.
     """
+    context.request_id = request.id
     given = {name: request.parameters[name] for name in _PARAMETERS if name in request.parameters}
     for name, parameter in given.items():
         if parameter.WhichOneof("parameter_choice") != _PARAMETERS[name]:
@@ -508,17 +552,29 @@ def open_request(
         limit = values["timeout"] / 1e6
         timeout = limit if timeout is None else min(limit, timeout)
     signature = version.signature(values.get("signature_name", ""))
+    for tensor in request.outputs:
+        for name in ("classification", "shared_memory_region"):
+            if name in tensor.parameters:
+                raise Refusal(StatusCode.UNIMPLEMENTED, f"output {tensor.name}: {name} is not done here")
     outputs, priority = [output.name for output in request.outputs], max(values.get("priority", 0) - 1, 0)
     return InferenceRequest(request, version, signature, feeds(signature.pool.inputs), outputs, timeout, priority)
 
 
-def told(service: Service, problem: BaseException) -> Refusal:
-    """Refusal to send to a client. Internal errors go to the log instead."""
+def binary_outputs(request: Any, outputs: Arrays) -> Sequence[str]:
+    """Outputs whose values a ModelInferRequest wants as bytes behind the JSON of its answer."""
+    every = request.parameters["binary_data_output"].bool_param if "binary_data_output" in request.parameters else False
+    wanted = {
+        output.name: output.parameters["binary_data"].bool_param if "binary_data" in output.parameters else every
+        for output in request.outputs
+    }
+    return [name for name in outputs if wanted.get(name, every)]
+
+
+def told(context: RequestContext, problem: BaseException) -> Refusal:
+    """Refusal to send to a client. Internal errors go to the log instead, with their causes."""
     cause = problem.__cause__ if isinstance(problem, Refusal) and problem.__cause__ is not None else problem
-    service.look()
-    if is_internal(cause):
-        service.log("".join(traceback.format_exception(cause)))
+    context.service.look()
     found = refusal(problem)
-    if found.code is StatusCode.INTERNAL and isinstance(cause, MsplitError):
-        service.log(f"a request failed: {cause}")
+    if is_internal(cause) or found.code is StatusCode.INTERNAL:
+        LOG.error("a request failed: %s", cause, exc_info=cause, extra=context.about)
     return found

@@ -127,7 +127,13 @@ class Versions:
         Raises:
             MsplitError: One of them can not be served; then none is.
         """
+        distinct(configs)
+        for config in configs:
+            for number in config.folders():  # what is not there is told before one is opened
+                self._say(config.name, number, Status(VersionState.START))
+        self.models.opening = [config.name for config in configs]
         self._take(configs, progress)
+        self.models.opening = ()
         self._said = configs
         self._thread.start()
 
