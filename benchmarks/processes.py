@@ -111,7 +111,7 @@ def one_by_one(pool: Pool, feeds: Sequence[Any], count: int = ONES) -> float:
 def same(outputs: Any, expected: Any) -> bool:
     """True where an answer is that of its request, but for what other kernels and other rows of a step make of it."""
     return outputs.keys() == expected.keys() and all(
-        np.allclose(outputs[name], value, rtol=5e-3, atol=5e-3) for name, value in expected.items()
+        np.allclose(outputs[name], value, rtol=2e-3, atol=2e-3) for name, value in expected.items()
     )
 
 

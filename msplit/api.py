@@ -135,6 +135,7 @@ def pool(
     max_delay_us: float = 0.0,
     priorities: int = 1,
     max_queue: int = 0,
+    max_rows: int | None = None,
     max_memory: int | None = None,
     host_threads: int | None = None,
     workers: int | None = None,
@@ -156,6 +157,7 @@ def pool(
         max_delay_us: How long a step that is not full waits for more rows, in µs.
         priorities: Levels of priority; 0 is the most urgent.
         max_queue: Most requests that may wait; 0: any number.
+        max_rows: Most rows of a request; one of more rows than a step has is run in several. None: those of 256 steps.
         max_memory: Most bytes on the device.
         host_threads: Threads for what the host runs.
         workers: Processes on each GPU; one on each where `devices` names several, else none: steps run in this process.
@@ -179,6 +181,7 @@ def pool(
         max_delay_us=max_delay_us,
         priorities=priorities,
         max_queue=max_queue,
+        max_rows=max_rows,
         max_memory=max_memory,
         host_threads=host_threads,
         workers=workers,

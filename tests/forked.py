@@ -21,9 +21,9 @@ import socket
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -40,6 +40,7 @@ ENGINE = ("torch", *COMMANDS, "msplit.engines.cuda.engine")
 
 COMPILER = (*ENGINE, "tests.engines.cuda.passes.pointwise_fusion.compiler")
 """The same with PyTorch's compiler."""
+
 POOLED = ("msplit.serving.pool.worker", "tests.serving.pool.remote")
 """Imports of a process of a pool in tests."""
 
@@ -86,11 +87,10 @@ if asked["beside"]:
         asked, given = forked_for(its)
 if asked["session"]:
     os.setsid()
-# What is passed on beside the three streams gets its own number in the end: here it goes out of the way of all of them.
-moved = [fcntl.fcntl(number, fcntl.F_DUPFD, 512) for number in given[3:]]
+# What is passed on beside the three streams gets its own number in the end: first it goes out of the way of all of them.
+apart = [fcntl.fcntl(number, fcntl.F_DUPFD, 512) for number in given[3:]]
 for number in given[3:]:
     os.close(number)
-os.getppid = lambda: asked["parent"]  # who looks whether that is there is told by its pipes, too
 for number, name in enumerate(("stdin", "stdout", "stderr")):
     os.dup2(given[number], number)
     os.close(given[number])
@@ -101,8 +101,8 @@ for number, name in enumerate(("stdin", "stdout", "stderr")):
     )
     setattr(sys, name, stream)
     setattr(sys, f"__{name}__", stream)
-for number, handle in zip(moved, asked["handles"]):
-    os.dup2(number, handle)
+for number, wanted in zip(apart, asked["handles"], strict=True):
+    os.dup2(number, wanted)
     os.close(number)
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
@@ -224,10 +224,9 @@ class Popen(subprocess.Popen[Any]):
             "command": [os.fspath(argument) for argument in args[1:]],
             "environment": dict(os.environ if env is None else env),
             **self._how,
-            "folder": os.fspath(cwd or os.getcwd()),
             "handles": list(pass_fds),
-            "parent": os.getpid(),
-            "session": rest[14],
+            "folder": os.fspath(cwd or os.getcwd()),
+            "session": rest[14],  # start_new_session
             "ignored": [
                 int(number)
                 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
@@ -258,6 +257,26 @@ class Popen(subprocess.Popen[Any]):
         return self.returncode
 
 
+class Own(Popen):
+    """A process of `msplit.engines.process`. It ends with the one that is told to it: here, that which is forked."""
+
+    def __init__(self, command: list[str], *, server: tuple[str, ...] = TENSORFLOW, **options: Any) -> None:
+        _, parent = _server(server)
+        super().__init__([*command[:-1], str(parent)], server=server, quick=True, **options)
+
+
+OWN = SimpleNamespace(Popen=Own, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+"""To be put in the place of `subprocess` in `msplit.engines.process`."""
+
+
+@contextlib.contextmanager
+def instead(server: tuple[str, ...]) -> Iterator[None]:
+    """Has `msplit.engines.process.Process` fork its processes, from one with these imports."""
+    own = SimpleNamespace(**{**vars(OWN), "Popen": functools.partial(Own, server=server)})
+    with mock.patch("msplit.engines.process.subprocess", own):
+        yield
+
+
 def run(
     command: list[str],
     *,
@@ -279,11 +298,3 @@ def run(
     if check:
         done.check_returncode()
     return done
-
-
-@contextlib.contextmanager
-def instead(server: tuple[str, ...] = TENSORFLOW) -> Iterator[None]:
-    """Has `msplit.engines.process.Process` fork its processes."""
-    own = types.SimpleNamespace(**{**vars(subprocess), "Popen": functools.partial(Popen, server=server, quick=True)})
-    with mock.patch("msplit.engines.process.subprocess", own):
-        yield

@@ -1,4 +1,4 @@
-"""Models of recommenders that are fed strings: Keras' two-tower and wide-and-deep, an Estimator's export, and one of TF Ranking's kind."""
+"""Models that are fed strings: Keras' two-tower, wide-and-deep and text, an Estimator's export, and one of TF Ranking's kind."""
 
 from __future__ import annotations
 
@@ -54,6 +54,19 @@ def wide_deep(path: Path) -> dict[str, NDArray[Any]]:
     scores = layers.Dense(1)(layers.Concatenate()([layers.Dense(4, activation="relu")(deep), wide]))
     keras.Model([word, number], scores).export(str(path), verbose=False)
     return {"word": strings(*WORDS)[:, None], "number": np.arange(8, dtype=np.int32)[:, None] - 3}
+
+
+def vectorized(path: Path) -> dict[str, NDArray[Any]]:
+    """Text made alike, split, looked up, and padded or cut to one length."""
+    import keras
+    from keras import layers
+
+    text = keras.Input((), dtype="string", name="text")
+    ids = layers.TextVectorization(vocabulary=["the", "cat", "dog"], output_sequence_length=6)(text)
+    scores = layers.Dense(2)(layers.Flatten()(layers.Embedding(6, 4)(ids)))
+    keras.Model(text, scores).export(str(path), verbose=False)
+    some = [b"The cat, the DOG!", b"", b"\xff cat", b"dog " * 8, b" \t!", b"a-b c_d", "Dög cat".encode(), b"the"]
+    return {"text": strings(*some)}
 
 
 def example(**features: list[Any]) -> bytes:
@@ -157,4 +170,4 @@ def ranking(path: Path) -> dict[str, NDArray[Any]]:
     return {"examples": strings(*rows)}
 
 
-MODELS = {made.__name__: made for made in (two_tower, wide_deep, estimator, ranking)}
+MODELS = {made.__name__: made for made in (two_tower, wide_deep, vectorized, estimator, ranking)}

@@ -78,6 +78,7 @@ class PoolOptions:
     )
     priorities: int = key("--pool", "Levels of priority.", click.IntRange(1), 1)
     max_queue: int = key("--pool", "Most requests that wait; 0: any number.", click.IntRange(0), 0)
+    max_rows: int | None = key("--pool", "Most rows of a request (none: those of 256 steps).", click.IntRange(1))
     max_memory: float | None = key("--pool", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True))
     host_threads: int | None = key("--pool", "Threads for what runs on the host.", click.IntRange(1))
     workers: int | None = key("--pool", "Processes on each GPU.", click.IntRange(1, 64))

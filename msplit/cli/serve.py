@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from msplit.serving.server.config import ModelConfig
     from msplit.serving.server.models import Models
     from msplit.serving.server.run import Listening
+    from msplit.serving.server.versions import Watch
 
 
 _PORT = click.IntRange(0, 65535)
@@ -65,6 +67,9 @@ class Served:
     file_system_poll_wait_seconds: float = option(
         default=1.0, type=click.FloatRange(0), hidden=True, help="Seconds between two looks for new versions; 0: none."
     )
+    model_config_file_poll_wait_seconds: float = option(
+        default=0.0, type=click.FloatRange(0), hidden=True, help="Seconds between two readings of that file; 0: one."
+    )
     signatures: Sequence[str] = key(
         "--part",
         "Signatures to serve, or all (none: serving_default, or the only one). Each has weights of its own.",
@@ -92,6 +97,13 @@ class Served:
         if not found:
             raise click.UsageError("Nothing to serve: give a model, --model NAME=PATH or --model-config-file.")
         return tuple(found)
+
+    def watch(self) -> Watch:
+        """Settings of the looks for new versions."""
+        from msplit.serving.server.versions import Watch
+
+        reread = 0.0 if self.model_config_file is None else self.model_config_file_poll_wait_seconds
+        return Watch(self.file_system_poll_wait_seconds, self.configs, reread)
 
 
 def _name(path: Path) -> str:
@@ -186,9 +198,7 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
     tags = served.saved_model_tags if served.tags is None else served.tags
-    opener = making.opener(
-        request, settings, tags=tags, signatures=served.signatures, poll=served.file_system_poll_wait_seconds
-    )
+    opener = making.opener(request, settings, tags=tags, signatures=served.signatures, watch=served.watch())
     with (
         logs.logging_to(output.tell, as_json=as_json),
         run.held(where) as ports,
@@ -198,6 +208,7 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
         logs.LOG.info("listening, not ready: models are being opened")
         with telling() as tell:
             versions.start(configs, tell)
+        gc.freeze()  # to look through all of PyTorch for garbage takes 0.2 s, in which no request is answered; new versions bring some
         return server.wait(lambda: _say(versions.models, where, logs.LOG.info if as_json else output.say))
 
 

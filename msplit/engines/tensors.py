@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +77,38 @@ def as_tensors(arrays: Arrays, device: str) -> dict[str, Any]:
         name: value if value.dtype.kind in "OSU" else tensor(name, np.array(value)).to(device)
         for name, value in arrays.items()
     }
+
+
+def pieces(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """First row, and the one behind the last, of each piece of so many rows at most."""
+    return ((start, min(start + most, rows)) for start in range(0, rows, most))
+
+
+def part(value: Any, start: int, end: int, entries: int) -> Any:
+    """Rows of an array or a PyTorch tensor of which so many entries belong to a row; all of one without rows (0)."""
+    return value[start * entries : end * entries] if entries else value
+
+
+def joined(parts: Sequence[Mapping[str, Any]], made: Mapping[str, int], rows: int) -> dict[str, Any]:
+    """Joins the outputs of several steps to those of so many rows; `made` has the entries per row. One without rows is equal in all."""
+
+    def whole(name: str, first: Any) -> Any:
+        entries, values = made.get(name, 0), [one[name] for one in parts]
+        if not entries:
+            return first
+        if len(values) == 1:
+            return first[: rows * entries]
+        if is_array(first):
+            return np.concatenate(values)
+        import torch
+
+        place = first.device  # several GPUs may have run parts
+        found = torch.cat([value.to(place) for value in values])
+        if place.type == "cuda":  # whatever stream reads it
+            torch.cuda.current_stream(place).synchronize()
+        return found
+
+    return {name: whole(name, first) for name, first in parts[0].items()}
 
 
 def made_like(value: Any) -> Callable[[Any], Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msplit.formats.atomic import write_bytes_atomic
-from msplit.formats.bundle import differs, saved_as, variables
+from msplit.formats.bundle import differs, saved_as, stamp, variables
 from msplit.formats.guess import left_out_text
 from msplit.formats.model import STREAM_ID, Endpoint, Format, Model
 from msplit.formats.reader import read, sniff, to_train
@@ -24,6 +24,7 @@ __all__ = [
     "read",
     "saved_as",
     "sniff",
+    "stamp",
     "structure_hash",
     "to_train",
     "variables",

@@ -349,6 +349,15 @@ def variables(
     return values
 
 
+def stamp(model: Model) -> tuple[int, ...] | None:
+    """Tells the checkpoint of a model from one that somebody puts in its place; None where there is none."""
+    try:
+        found = os.stat(f"{_prefix(model, None)}.index")
+    except (LoadError, OSError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def verify(model: Model) -> None:
     """Refuses a model any tensor of whose own checkpoint is damaged; of a model without a checkpoint none is.
 

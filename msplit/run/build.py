@@ -21,30 +21,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
-from msplit.analysis.rows.walk import independent_rows
 from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core import arguments
 from msplit.core.arguments import Precision, listed, whole
-from msplit.engines.base import Arrays, Executable, timed
+from msplit.engines.base import Arrays, Executable, Job, timed
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import EngineError, LoadError, MsplitError
+from msplit.errors import Closed, EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
 from msplit.formats.build import KERNELS, WEIGHTS, Bucket, Manifest
 from msplit.inputs.reference import Reference, load_reference, packed_reference
 from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
+from msplit.run.buckets import Buckets, RowProof, rows_of
 from msplit.run.prepare import Ready, make_ready
+from msplit.run.renew import making_beside
 from msplit.run.request import BuildOptions, RunRequest, refuse_exclusions, request_of
-from msplit.run.runner import Buckets, Runner, runner_of
+from msplit.run.runner import Runner, runner_of
 from msplit.run.variants import as_recorded
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.compare import compare, computed_in
-from msplit.verify.results import OutputCheck
+from msplit.verify.results import OutputCheck, ValueUpdate
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Opened, Packed, Restored, Weights
+    from msplit.engines.cuda.engine import Opened, Packed, Renewal, Restored, Weights
 
 
 STEPS = 30
@@ -91,12 +92,14 @@ class Made:
         manifest: What it says of itself; it names no files.
         packed: What runs, by the name of its program.
         references: Likewise inputs, for some rows at least, and outputs of a step.
+        jobs: Likewise what it was made of.
     """
 
     manifest: Manifest
     weights: Weights
     packed: Mapping[str, Packed]
     references: Mapping[str, Reference]
+    jobs: Mapping[str, Job]
 
 
 def build(
@@ -163,6 +166,7 @@ def make(
     wanted: list[int | None] = [*sorted(set(batches))] or [request.workload.batch]
     builds, references, buckets = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Bucket]()
     packed: dict[str, Packed] = {}
+    jobs: dict[str, Job] = {}
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
     with timing() as phases:
         for number, batch in enumerate(wanted, 1):
@@ -173,7 +177,7 @@ def make(
                     bucket = _bucket(number, batch, runner, ready.chosen.job.feeds)
                     job = ready.chosen.job
                     packed[bucket.program] = builds.pack(ENGINE.compile(job), job, runner.executable)
-                    references[bucket.program] = _reference(ready)
+                    references[bucket.program], jobs[bucket.program] = _reference(ready), job
                 buckets.append(bucket)
                 chosen.append((runner.label, ready.why, runner.notes))
             ENGINE.forget(flat)
@@ -203,7 +207,7 @@ def make(
         preparation={one.phase: one.seconds for one in phases.stop().phases},
         files={},
     )
-    return Made(manifest, builds.weights, packed, references)
+    return Made(manifest, builds.weights, packed, references, jobs)
 
 
 def _check_batches(flat: FlatGraph, request: RunRequest | None, batches: Sequence[int]) -> None:
@@ -253,16 +257,6 @@ def _first_rows(value: NDArray[Any], most: int) -> NDArray[Any]:
     if not value.ndim or value.nbytes <= most:
         return value
     return value[: max(most * len(value) // value.nbytes, 1)]
-
-
-def rows_of(flat: FlatGraph, request: RunRequest) -> tuple[tuple[Mapping[str, int], Mapping[str, int]] | None, str]:
-    """Entries per row of inputs and outputs, as `Manifest.rows` has them; or None, and why rows are not independent."""
-    try:
-        found = independent_rows(flat, shapes=request.workload.shapes)
-        found.check()
-    except MsplitError as problem:
-        return None, "; ".join([problem.what, *problem.details])
-    return (found.inputs, found.outputs), ""
 
 
 def _bucket(number: int, batch: int | None, runner: Runner, feeds: Arrays) -> Bucket:
@@ -322,10 +316,12 @@ def open(
     unverified = () if verify else ("outputs were not verified when the build was opened",)
     largest = manifest.rungs[-1].program
     batches = {bucket.batch or 0: running[bucket.program] for bucket in manifest.rungs}
-    inputs = list(references[largest].feeds)
+    example = references[largest].feeds
+    proof = RowProof.of(manifest.rows, manifest.mixes, example)
     runner = runner_of(
-        running[largest] if len(running) == 1 else Buckets(batches, manifest.rows, manifest.mixes, inputs),
-        references[largest].feeds,
+        running[largest] if len(running) == 1 else Buckets(batches, proof),
+        example,
+        rows=proof,
         label=manifest.label,
         why=f"{os.fspath(path)} is a build for it",
         outputs=manifest.outputs,
@@ -333,7 +329,47 @@ def open(
         notes=(*manifest.notes, *loaded.notes, *unverified),
     )
     runner.preparation = phases.stop()
+
+    def renews(source: Any, rows: Any) -> ValueUpdate:
+        with making_beside(loaded.place, lambda: runner.turn.count):
+            renewal, found = values_of(loaded, source, rows)
+        with runner.turn:
+            if runner.renews is None:
+                raise Closed("the model is closed", fix="prepare or open it again")
+            renewal.take_over()
+        return ValueUpdate(renewal.bytes, False, tuple(found))
+
+    runner.renews = renews
     return runner
+
+
+def values_of(loaded: LoadedBuild, source: Any, rows: Any) -> tuple[Renewal, list[OutputCheck]]:
+    """Brings the values of another build beside those of a build that is loaded, and verifies them by its stored answers.
+
+    Raises:
+        EngineError: It is a build of another model, for another machine, or gives other outputs than it should.
+        LoadError: It is no build.
+    """
+    if rows or not isinstance(source, str | os.PathLike):
+        raise EngineError(
+            "a build takes the values of another build, and no variables",
+            fix="build the model with them, and give that",
+        )
+    new, checks = load(source, loaded.place, strict=True), list[OutputCheck]()
+    renewal, manifest = ENGINE.builds(new.place).renewal, new.manifest
+    buckets = [[(one.batch, one.inputs) for one in each.manifest.rungs] for each in (loaded, new)]
+    if buckets[0] != buckets[1]:
+        raise EngineError("the build has other batches", where=os.fspath(source), fix="build it with the same ones")
+    options = EngineOptions(device=new.place, measure=manifest.measured)
+    for bucket in manifest.rungs:
+        one = new.restored[bucket.program]
+        running = renewal.beside(one.compiled, one.plan, options, ieee=Precision(manifest.precision).ieee)
+        try:
+            checks.append(verify_step(running.step, new.references[bucket.program], manifest))
+        finally:
+            running.close()
+    programs = [[each.restored[one.program].compiled.program for one in each.manifest.rungs] for each in (loaded, new)]
+    return renewal.Renewal.of(*programs), checks
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,6 +381,7 @@ class LoadedBuild:
         notes: What differs from what it was made for.
         opened: What makes its buckets run.
         restored: By program, what it makes run.
+        place: Its device.
     """
 
     manifest: Manifest
@@ -352,6 +389,7 @@ class LoadedBuild:
     notes: tuple[str, ...]
     opened: Opened
     restored: Mapping[str, Restored]
+    place: str
 
 
 def load(path: str | os.PathLike[str], device: str = "", *, strict: bool = False) -> LoadedBuild:
@@ -407,7 +445,7 @@ def _bring(folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: 
                     )
                     feeds, _ = host.run(feeds)
                 restored[bucket.program] = opened.restore((folder / bucket.program).read_bytes(), feeds, host)
-    return LoadedBuild(manifest, references, tuple(notes), opened, restored)
+    return LoadedBuild(manifest, references, tuple(notes), opened, restored, device)
 
 
 def _file(folder: Path, manifest: Manifest, name: str) -> bytes:

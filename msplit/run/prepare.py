@@ -18,7 +18,9 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, prepared, silent, timing
+from msplit.run.buckets import RowProof, rows_of
 from msplit.run.compilation import CompiledSetup, chosen_variant, compiled
+from msplit.run.renew import RunnerValues
 from msplit.run.request import FAST, FULL, RunOptions, RunRequest, refuse_exclusions, request_of
 from msplit.run.runner import Runner, runner_of
 from msplit.run.setup import Setup
@@ -91,13 +93,14 @@ def prepare_for(
         with hurrying() if request.is_fast else one_at_a_time():
             ready = make_ready(flat, request, variant, progress, state=state)
             CUDA.forget(ready.setup.job.flat)  # weights of other kernels, and in another precision
-            return ready.runner
+            return _with_rows(ready)
     with hurrying():
         ready = make_ready(flat, replace(request, effort=FAST), None, progress)
-    runner, flat = ready.runner, ready.setup.job.flat
+    runner, flat = _with_rows(ready), ready.setup.job.flat
     if runner.engine != CUDA.name:
         note = "improve is for the cuda engine: TensorFlow runs the model as it does otherwise, and nothing takes over"
-        return replace(runner, notes=(*runner.notes, note))
+        runner.notes = (*runner.notes, note)
+        return runner
 
     def in_full() -> tuple[Runner, Inputs]:
         try:
@@ -111,6 +114,14 @@ def prepare_for(
 
     start_improving(runner, in_full)
     return runner
+
+
+def _with_rows(ready: Ready) -> Runner:
+    """The runner, which knows whether it may cut rows and fill them up, and what it was made of."""
+    job = ready.chosen.job
+    ready.runner.rows = RowProof.of(*rows_of(job.flat, ready.setup.request), job.feeds)
+    ready.runner.renews = RunnerValues(ready.runner, ready.chosen.engine, job, ready.setup.request)
+    return ready.runner
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,10 @@
-"""Runners: models that are ready to run, of one batch or of several.
-
-A model that is ready to run, step by step, and may be replaced by a better one between two steps.
-
-Several batches of one model as one: a step takes the bucket of its batch, or the next larger one, and cuts what that gives.
-"""
+"""Runners: models that are ready to run, step by step, and may be replaced by a better one between two steps."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Thread, current_thread
@@ -21,12 +15,13 @@ import numpy as np
 
 from msplit import escape
 from msplit.assignment.model import DisplayMixin, Facts
-from msplit.engines.base import Arrays, Executable, Feeds, Following, called_with, is_tensor, refuse
+from msplit.engines.base import Arrays, Executable, Feeds, Following, called_with, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.engines.tensors import as_array, tensor
-from msplit.errors import Closed, EngineError
+from msplit.engines.tensors import as_array
+from msplit.errors import Closed, EngineError, WrongShape
 from msplit.progress import Sums
-from msplit.verify.results import OutputCheck
+from msplit.run.buckets import Buckets, RowProof
+from msplit.verify.results import NewRows, NewValues, OutputCheck, ValueUpdate
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,9 @@ class FairLock:
 
 @dataclass(eq=False, repr=False)
 class Runner(DisplayMixin):
-    """A model that is ready to run, for inputs of fixed shapes: call it. Close it, or use it in a ``with`` statement.
+    """A model that is ready to run: call it. Close it, or use it in a ``with`` statement.
+
+    Shapes are fixed, but where rows are independent a step may have any number of them: it is run in several, filled up and cut.
 
     Threads that call it take turns; for steps side by side make one each.
 
@@ -95,6 +92,9 @@ class Runner(DisplayMixin):
         executable: What the engine made. Steps take turns on it.
         preparation: Where the time of `prepare` went: `seconds` in all, and in `phases`, the longest first, what was done (`phase`), its
             own `seconds` and how often (`times`).
+        rows: How rows are cut and filled up to those of a step; None where that is not known.
+        turn: Held for a step, and while something else takes over.
+        renews: What `update` calls; None where it can not.
         improved: Of `prepare` with ``improve=True``: what came of it, once it is there; `improved.cancel()` gives it up. What takes over
             replaces `label`, `checks`, `notes`, `facts`, `executable` and `preparation`. None otherwise.
     """
@@ -110,8 +110,10 @@ class Runner(DisplayMixin):
     facts: Mapping[str, Any]
     executable: Executable
     preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
+    rows: RowProof | None = None
+    turn: FairLock = field(default_factory=FairLock, init=False)
+    renews: Callable[[NewValues | None, NewRows | None], ValueUpdate] | None = field(default=None, init=False)
     improved: Future[Improvement] | None = field(default=None, init=False)
-    _turn: FairLock = field(default_factory=FairLock, init=False)
     _thread: Thread | None = field(default=None, init=False)
     _told: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
@@ -141,35 +143,58 @@ class Runner(DisplayMixin):
             that the host makes, such as strings, are arrays all the same).
 
         Raises:
-            EngineError: An input is missing, or has another type or shape than the one that was prepared; or the engine has no device to
-                leave outputs on.
+            EngineError: An input is missing, or has another type or shape than the one that was prepared (but for the number of rows, where
+                they are independent); or the engine has no device to leave outputs on.
             Closed: It was closed.
         """
         if self.improved is not None and not self._told and self.improved.done():
             self._tell(self.improved)
-        if self.engine == TENSORFLOW.name:
-            return self._by_tensorflow(feeds, on_device=on_device)
         if not isinstance(feeds, Mapping) or len(feeds) != len(self.inputs):  # the engine looks for what it needs only
             refuse(feeds, self.inputs)
-        with self._turn:
+        with self.turn:
             self._refuse_closed()
-            executable = self.executable
-            if then is not None:
-                following: Following = then if callable(then) else lambda: then
-                return executable.step_prefetching(feeds, following, on_device=on_device)
-            return executable.step_on_device(feeds) if on_device else executable.step(feeds)
+            executable = self.executable if self.engine != TENSORFLOW.name else _Session(self.executable, self.inputs)
+            try:
+                return _step(executable, feeds, then, on_device=on_device)
+            except WrongShape as problem:
+                return _step(self._in_parts(executable, feeds, problem), feeds, then, on_device=on_device)
 
-    def _by_tensorflow(self, feeds: Feeds, *, on_device: bool) -> dict[str, Any]:
-        """A step in a session, which would take other shapes and types, and hands out its very constants: who changes one changes the
-        model."""
-        if on_device:
-            return self.executable.step_on_device(feeds)  # which it refuses
-        refuse(feeds, self.inputs)
-        arrays = {name: as_array(name, value) for name, value in feeds.items()}
-        with self._turn:
-            self._refuse_closed()
-            outputs = self.executable.step(arrays)
-        return {name: value.copy() for name, value in outputs.items()}
+    def _in_parts(self, executable: Executable, feeds: Feeds, problem: WrongShape) -> Executable:
+        """Gives what runs a step of another number of rows than was prepared.
+
+        Raises:
+            WrongShape: Rows are not independent, or something else is wrong with the inputs.
+        """
+        if self.rows is None or isinstance(executable, Buckets):
+            raise problem
+        found = Buckets({self.rows.batch: executable}, self.rows)
+        if found.batch(feeds) == self.rows.batch:
+            raise problem
+        if self.rows.counts is None:
+            problem.details = (f"they can not be cut or filled up to it: {self.rows.mixes}",)
+            raise problem
+        return found
+
+    def update(self, source: NewValues | None = None, *, rows: NewRows | None = None) -> ValueUpdate:
+        """Gives the model other values, between two steps: each step has either the old ones or the new ones, all of them.
+
+        The model is made again with them beside the steps, and held against TensorFlow (where that is not installed, against plain ops; of
+        a build, against its stored answers). Then what differs is copied to where it lies: no graph is captured again.
+
+        Args:
+            source: The model with other values or its path, or the path of a checkpoint (without ``.index``), or arrays by the names of
+                variables. Of a build another build.
+            rows: Rows of variables on top of that: their numbers, and their values.
+
+        Raises:
+            EngineError: They are of another model, or give wrong outputs. Nothing has changed then.
+            LoadError: They can not be read.
+        """
+        if self.renews is None:
+            raise EngineError("this model takes no other values", fix="prepare or open it anew")
+        if source is None and not rows:
+            raise EngineError("there are no values", fix="give a model, a checkpoint, or rows")
+        return self.renews(source, rows)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -188,8 +213,8 @@ class Runner(DisplayMixin):
             self.improved.cancel()
         if self._thread is not None and self._thread is not current_thread():
             self._thread.join()
-        with self._turn:
-            self._closed = True
+        with self.turn:
+            self._closed, self.renews = True, None
             self.executable.close()
 
     def __enter__(self) -> Runner:
@@ -204,6 +229,30 @@ class Runner(DisplayMixin):
         """Runs what another one ran from the next step on. In a turn."""
         self.label, self.checks, self.notes = better.label, better.checks, better.notes
         self.facts, self.preparation, self.executable = better.facts, better.preparation, better.executable
+
+
+def _step(executable: Executable, feeds: Feeds, then: Feeds | Following | None, *, on_device: bool) -> dict[str, Any]:
+    if then is not None:
+        following: Following = then if callable(then) else lambda: then
+        return executable.step_prefetching(feeds, following, on_device=on_device)
+    return executable.step_on_device(feeds) if on_device else executable.step(feeds)
+
+
+@dataclass(frozen=True)
+class _Session(Executable):
+    """A session of TensorFlow, which would take other shapes and types, and hands out its very constants: who changes one changes the
+    model."""
+
+    executable: Executable
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+
+    def step(self, feeds: Feeds) -> dict[str, Any]:
+        refuse(feeds, self.inputs)
+        outputs = self.executable.step({name: as_array(name, value) for name, value in feeds.items()})
+        return {name: value.copy() for name, value in outputs.items()}
+
+    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
+        return self.executable.step_on_device(feeds)  # which it refuses
 
 
 def runner_of(
@@ -225,117 +274,3 @@ def _buffers(executable: Executable, feeds: Arrays) -> Arrays:
     """The executable's own where it has some."""
     own = executable.buffers()
     return {name: own[name] if name in own else np.array(value) for name, value in feeds.items()}
-
-
-class Buckets(Executable):
-    """Executables of one model for several batches. See `engines.base.Executable`; what has no inputs is of the largest.
-
-    Args:
-        buckets: By batch.
-        rows: Of inputs and of outputs, how many entries of the leading dimension belong to a row (0: it has no rows), where rows are
-            independent; None where that was not shown.
-        mixes: Why it was not.
-        inputs: Names of all inputs.
-    """
-
-    def __init__(
-        self,
-        buckets: Mapping[int, Executable],
-        rows: tuple[Mapping[str, int], Mapping[str, int]] | None,
-        mixes: str,
-        inputs: Sequence[str],
-    ) -> None:
-        self._buckets = dict(sorted(buckets.items()))
-        self._rows, self._mixes, self._inputs = rows, mixes, inputs
-        self._largest = next(reversed(self._buckets.values()))
-
-    def step(self, feeds: Feeds) -> dict[str, Any]:
-        """A step of any batch that there is a bucket of; of a smaller one too, where rows are independent.
-
-        Raises:
-            EngineError: No bucket holds it.
-        """
-        return self._step(feeds, lambda bucket, filled: bucket.step(filled))
-
-    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
-        """See `Executable`."""
-        return self._step(feeds, lambda bucket, filled: bucket.step_on_device(filled))
-
-    def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `Executable`: where the next step is one of the same batch, and that is a bucket. Others are not sent ahead."""
-        batch = self._batch(feeds)
-
-        def following() -> Feeds | None:
-            found = then()
-            with contextlib.suppress(EngineError):  # its own step says so
-                return found if found is not None and self._batch(found) == batch and batch in self._buckets else None
-            return None
-
-        return self._step(feeds, lambda bucket, filled: bucket.step_prefetching(filled, following, on_device=on_device))
-
-    def _step(self, feeds: Feeds, step: Callable[[Executable, Feeds], dict[str, Any]]) -> dict[str, Any]:
-        batch = self._batch(feeds)
-        if batch in self._buckets:
-            return step(self._buckets[batch], feeds)
-        if self._rows is None:
-            raise EngineError(
-                f"a batch of {batch} is none of those that were built ({self._list()}), and it can not be filled up to one: {self._mixes}",
-                fix="build that batch, too",
-            )
-        bucket = next((size for size in self._buckets if size >= batch), None)
-        if bucket is None or batch < 1:
-            raise EngineError(
-                f"a batch of {batch} is not between 1 and {max(self._buckets)}, the largest that was built",
-                fix="build a larger one",
-            )
-        entries, made = self._rows
-        filled = {
-            name: _filled(name, value, batch, bucket, entries[name]) if entries.get(name) else value
-            for name, value in feeds.items()
-        }
-        outputs = step(self._buckets[bucket], filled)
-        return {name: value[: batch * made[name]] if made.get(name) else value for name, value in outputs.items()}
-
-    def _batch(self, feeds: Feeds) -> int:
-        """Rows of a step, by the inputs that have rows; without knowing which these are, by what the first one has."""
-        entries = self._rows[0] if self._rows is not None else dict.fromkeys(self._inputs, 1)
-        sizes = {
-            name: feeds[name].shape[0] / count
-            for name, count in entries.items()
-            if count and name in feeds and len(getattr(feeds[name], "shape", []))
-        }
-        if self._rows is None:
-            known = [int(size) for size in sizes.values()]
-            return next((size for size in known if size in self._buckets), next(iter(known), 0))
-        if len(set(sizes.values())) > 1 or not all(size.is_integer() for size in sizes.values()):
-            said = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
-            raise EngineError(f"inputs have different numbers of rows: {said}", fix="give all of them the same batch")
-        return int(next(iter(sizes.values()), 0))
-
-    def _list(self) -> str:
-        return ", ".join(map(str, self._buckets))
-
-    def launch(self) -> None:
-        """See `Executable`."""
-        self._largest.launch()
-
-    def device_times(self, count: int) -> list[float] | None:
-        """See `Executable`."""
-        return self._largest.device_times(count)
-
-    def facts(self) -> Mapping[str, Any]:
-        """Those of the largest, and the batches."""
-        return {**self._largest.facts(), "batches": tuple(self._buckets)}
-
-    def close(self) -> None:
-        """Closes all of them."""
-        for executable in self._buckets.values():
-            executable.close()
-
-
-def _filled(name: str, value: Any, batch: int, bucket: int, entries: int) -> Any:
-    """An input with its first row repeated at the end: what is a legal row, an index in range for example, is one there, too."""
-    if is_tensor(value):
-        value = tensor(name, value)
-    first = list(range(entries))
-    return value[[*range(batch * entries), *first * (bucket - batch)]]

@@ -138,7 +138,7 @@ def start_improving(runner: Runner, prepare: Callable[[], tuple[Runner, Inputs]]
         prepare: What the thread runs. It has no turn of its own (`one_at_a_time`).
     """
     improved: Future[Improvement] = Future()
-    fast, turn = replace(runner), runner._turn
+    fast, turn = replace(runner), runner.turn
     background = CUDA.beside(lambda: turn.count)
 
     def work() -> None:
@@ -146,7 +146,7 @@ def start_improving(runner: Runner, prepare: Callable[[], tuple[Runner, Inputs]]
         begun = False
         try:
             yields = _Yields(improved, background)
-            with one_at_a_time(yields.look), _quick_switches(), listening(yields), background.block():
+            with one_at_a_time(yields.look), quick_switches(), listening(yields), background.block():
                 better, inputs = prepare()
                 found = _judged(fast, better, inputs, turn, yields.look)
             begun, wanted = True, improved.set_running_or_notify_cancel()
@@ -249,7 +249,7 @@ def _go_on(executable: Executable, state: Mapping[str, NDArray[Any]]) -> None:
 
 
 @contextmanager
-def _quick_switches() -> Iterator[None]:
+def quick_switches() -> Iterator[None]:
     """Lets no thread wait for the interpreter as long as usual. One thread at a time is inside."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, _SWITCH_SECONDS))

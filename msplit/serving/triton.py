@@ -26,7 +26,8 @@ from msplit.formats import build as builds
 from msplit.formats import writer
 from msplit.formats.atomic import check_target, write_folder_atomic, write_pieces
 from msplit.inputs.reference import load_reference
-from msplit.run.build import rows_of, whole_reference
+from msplit.run.buckets import rows_of
+from msplit.run.build import whole_reference
 from msplit.run.request import RunRequest
 from msplit.serving.pool.ports import Port, Ports, Shape
 from msplit.serving.pool.settings import PoolSettings

@@ -6,6 +6,7 @@ Variants of a model, and what is known of each while it is built, verified and m
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,10 +20,18 @@ from msplit.core.arguments import number, whole
 from msplit.core.statistics import Ratio, Summary
 from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline, is_array
 from msplit.errors import EndOfData, EngineError
+from msplit.flatten.flat import FlatGraph
 from msplit.verify.compare import ModelComparison, compare, compare_state
 from msplit.verify.tolerances import CARRIED
 
 SCHEMA_VERSION = 1
+
+
+NewValues = FlatGraph | str | os.PathLike[str] | Mapping[str, NDArray[Any]]
+"""A model with other values, its path or that of a checkpoint, a build in place of another one, or values of variables by name."""
+
+NewRows = Mapping[str, tuple[Any, Any]]
+"""Name of a variable -> numbers of rows, and their values."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,21 @@ class OutputCheck:
         """As plain data."""
         about = {"against": self.against, "precision": self.precision, "inputs": self.inputs}
         return {**about, **self.comparison.to_dict()}
+
+
+@dataclass(frozen=True)
+class ValueUpdate:
+    """What came of other values for a model that runs.
+
+    Attributes:
+        bytes: Size on the device of what has changed, of constants that were made of it, too.
+        captured: True if more than values differed, so that another program runs from now on.
+        checks: What the first answers were held against.
+    """
+
+    bytes: int
+    captured: bool
+    checks: tuple[OutputCheck, ...]
 
 
 @dataclass(frozen=True)

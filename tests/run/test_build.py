@@ -160,9 +160,12 @@ def test_a_smaller_batch_is_filled_up_and_cut(kept: Path) -> None:
             )
             for name, tensor in on_device.items():
                 np.testing.assert_allclose(tensor.numpy(), few[name], rtol=1e-6, atol=1e-7)
-        for rows in (0, 5):
-            with pytest.raises(msplit.MsplitError, match=f"a batch of {rows} is not between 1 and 4"):
-                runner.step({name: np.resize(value, (rows, *value.shape[1:])) for name, value in feeds.items()})
+        for rows in (0, 5, 9):
+            more = runner.step({name: np.resize(value, (rows, *value.shape[1:])) for name, value in feeds.items()})
+            for name, value in more.items():
+                wanted = np.resize(whole[name], (rows, *whole[name].shape[1:]))
+                np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+                assert (value.shape, value.dtype) == (wanted.shape, wanted.dtype)
         assert runner.facts["batches"] == (1, 4)
 
 

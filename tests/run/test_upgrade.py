@@ -520,6 +520,7 @@ def test_only_who_prepares_in_full_waits(monkeypatch):
 
     monkeypatch.setattr(execution, "make_ready", made)
     monkeypatch.setattr(execution.CUDA, "forget", lambda flat: None, raising=False)
+    monkeypatch.setattr(execution, "_with_rows", lambda ready: ready.runner)
     with upgrade.one_at_a_time():
         msplit.prepare("model.pb", effort="fast")
     msplit.prepare("model.pb")

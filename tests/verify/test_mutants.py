@@ -13,6 +13,7 @@ import torch
 from msplit.engines.cuda.ir import lowering as registry
 from msplit.engines.cuda.runtime import executables, host, stream_program
 from msplit.errors import MsplitError
+from tests.campaign import sampled
 from tests.engines.cuda.cases import graph_of
 from tests.verify.mutants import (
     BOTH,
@@ -48,9 +49,7 @@ def graphs():
     return {build: graph_of(build, outputs=outputs) for build, (outputs, _) in MODELS.items()}
 
 
-@pytest.mark.parametrize("batch", [1, 9])
-@pytest.mark.parametrize("effort", BOTH)
-@pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
+@sampled(2 * len(MODELS), build=MODELS, effort=BOTH, batch=[1, 9])
 def test_what_is_right_is_not_refused(graphs, build, effort, batch):
     with prepared(graphs[build], effort, batch, **MODELS[build][1]) as runner:
         assert {"full": "TensorFlow on the CPU", "fast": "the graph op by op"}[effort] in [

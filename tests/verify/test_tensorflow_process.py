@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def job(**options: Any) -> Job:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[TensorFlowProcess]:
-    with forked.instead():  # processes begin with their imports done
+    with mock.patch("msplit.engines.process.subprocess", forked.OWN):  # the process begins with its imports done
         made = TensorFlowProcess(job())
         yield made
         made.close()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from msplit.engines.cuda.stored.builds import Builds, Opened, Packed
     from msplit.engines.cuda.stored.program import Restored, Weights
+    from msplit.engines.cuda.stored.renewal import Renewal
 
 __all__ = [
     "ENGINE",
@@ -41,6 +42,7 @@ __all__ = [
     "LoneStep",
     "Opened",
     "Packed",
+    "Renewal",
     "Restored",
     "SimulatedVariant",
     "SimulatedVariants",

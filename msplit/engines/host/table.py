@@ -26,7 +26,7 @@ from msplit.opset import schema
 Run = Callable[..., Any]
 """A node's function: its data inputs in order -> its output, or a tuple of outputs."""
 
-MODULES = ("arrays", "examples", "sparse", "strings")
+MODULES = ("arrays", "examples", "patterns", "sparse", "strings")
 """Modules of this package that define ops."""
 
 

@@ -240,7 +240,11 @@ class ThreadDriver:
     def _promote(self) -> None:
         """Wakes one of the threads that follow, to lead."""
         while self._waiters:
-            if wake(self._waiters.popleft()):
+            try:
+                waiter = self._waiters.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if wake(waiter):
                 return
 
     def attend(self) -> None:

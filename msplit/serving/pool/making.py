@@ -14,7 +14,7 @@ import numpy as np
 from msplit.engines.base import Arrays, Executable, Feeds
 from msplit.errors import MsplitError
 from msplit.progress import Progress
-from msplit.serving.pool.pool import About, Pool
+from msplit.serving.pool.pool import About, Pool, Renews
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.processes import Member, PoolProcess, of_members
 from msplit.serving.pool.settings import AUTO, PoolSettings
@@ -53,6 +53,7 @@ class Recipe:
         streams: Most streams of a slot.
         owned: Executables that all slots share, closed together with the pool.
         rewind: Has the next step draw the random numbers of the step of a number.
+        renews: Makes the model again with other values; None where it can not be.
     """
 
     ports: Ports
@@ -72,6 +73,7 @@ class Recipe:
     streams: int = 1
     owned: Sequence[Executable] = ()
     rewind: Callable[[int], None] = lambda step: None
+    renews: Renews | None = None
 
 
 def make(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
@@ -166,6 +168,7 @@ def _pool(recipe: Recipe, settings: PoolSettings, slots: Sequence[Slot], checks:
         About(recipe.label, recipe.outputs, tuple(checks), recipe.notes, facts),
         threads=(settings.host_threads or len(slots)) if recipe.threads else 0,
         owned=recipe.owned,
+        renews=recipe.renews,
     )
 
 

@@ -7,24 +7,42 @@ so, and `slots` are what steps run in.
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from msplit.assignment.model import DisplayMixin, Facts
 from msplit.core.arguments import number, whole
 from msplit.engines.base import Executable, Feeds, called_with, device_lost
-from msplit.errors import DeviceLost, EngineError
+from msplit.errors import Closed, DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
+from msplit.serving.pool.parts import PartedRequest
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, Slot
-from msplit.verify.results import OutputCheck
+from msplit.verify.results import NewRows, NewValues, OutputCheck, ValueUpdate
+
+
+class TakesOver(Protocol):
+    """Values that lie beside those that they are to take the place of; see `stored.renewal`."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of what changes."""
+
+    def take_over(self) -> None:
+        """Has them take it, while no step runs."""
+
+
+Renews = Callable[[NewValues | None, NewRows | None], tuple[TakesOver, Sequence[OutputCheck], Callable[[], object]]]
+"""Makes a pool's model again with other values, and verifies it; the last is called when they were taken over."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +91,7 @@ class Pool(DisplayMixin):
         threads: int = 0,
         owned: Sequence[Executable] = (),
         steps: PoolSteps | None = None,
+        renews: Renews | None = None,
     ) -> None:
         """Makes a pool out of its parts.
 
@@ -84,6 +103,7 @@ class Pool(DisplayMixin):
             threads: Number of threads that run steps from beginning to end; 0: slots run them by themselves.
             owned: Executables that are closed together with the slots.
             steps: Steps that run elsewhere, in place of slots.
+            renews: Makes what takes other values over; None where nothing does.
         """
         self.about, self.inputs, self.outputs, self.settings = about, ports.inputs, about.outputs, settings
         self.batches, self.joins, self.polls = ports.batches, ports.joins, not threads
@@ -95,6 +115,8 @@ class Pool(DisplayMixin):
             steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
         self._steps = steps
         self._driver = ThreadDriver(self._steps, polls=self.polls)
+        self._parted: dict[PartedRequest, None] = {}  # a list of it is made at once, whoever adds to it
+        self._renews, self._updating = renews, threading.Lock()
         _OPEN.add(self)
         weakref.finalize(self, self._driver.dismiss).atexit = False
 
@@ -115,7 +137,7 @@ class Pool(DisplayMixin):
         if type(priority) is not int or priority:
             priority = whole("the priority", priority, 0, self.settings.priorities - 1)
         arrays, rows, key = self.ports.check(feeds)
-        step = self._steps.take(priority, rows)
+        step = self._steps.take(priority, rows) if self.ports.fits(rows) else None
         if step is not None:
             return self._steps.cut(self._driver.run_alone(step, arrays), rows)
         future = self._put(arrays, rows, key, priority, NEVER, now := time.perf_counter())
@@ -169,7 +191,7 @@ class Pool(DisplayMixin):
             timeout: Seconds after which it is too late to start the request.
         """
         arrays, rows, key = self.ports.check(feeds)
-        step = self._steps.take(priority, rows) if self._is_idle else None
+        step = self._steps.take(priority, rows) if self._is_idle and self.ports.fits(rows) else None
         if step is not None:
             future = PoolFuture(self._driver)
             future.set_running_or_notify_cancel()
@@ -184,10 +206,32 @@ class Pool(DisplayMixin):
     def _put(
         self, feeds: Feeds, rows: int, key: Any, level: int, patience: float, now: float, *, on_device: bool = False
     ) -> PoolFuture:
-        """Takes a request whose inputs were checked."""
+        """Takes a request whose inputs were checked; one that fits into no step in parts."""
+        ports, late = self.ports, now + patience
+        if ports.fits(rows):
+            return self._queue(feeds, rows, key, level, late, on_device, now)
+        whole = PoolFuture(self._driver)
+        parts = [partial(self._queue, *one, key, level, late, on_device) for one in ports.parts(feeds, rows)]
+        request = PartedRequest(parts, lambda answers: ports.whole(answers, rows), whole)
+        self._parted[request] = None
+        Future.add_done_callback(whole, lambda _: self._parted.pop(request))
+        request.begin(self._steps.most_parts)
+        return whole
+
+    def _queue(
+        self,
+        feeds: Feeds,
+        rows: int,
+        key: Any,
+        level: int,
+        late: float,
+        on_device: bool,
+        now: float,
+        admitted: bool = False,
+    ) -> PoolFuture:
         future = PoolFuture(self._driver)
         claim = future.set_running_or_notify_cancel
-        self._steps.put(Request(rows, key, level, now, now + patience, claim, {**feeds}, future, on_device))
+        self._steps.put(Request(rows, key, level, now, late, claim, {**feeds}, future, on_device, admitted))
         return future
 
     @property
@@ -229,6 +273,36 @@ class Pool(DisplayMixin):
     def __reduce__(self) -> tuple[Callable[..., Pool], tuple[Any, ...]]:
         """A pool of processes can be sent to other processes, pickled, and asked there."""
         return self._steps.reduce()
+
+    def update(self, source: NewValues | None = None, *, rows: NewRows | None = None) -> ValueUpdate:
+        """Gives the model other values while it answers requests: each answer is of the old ones or of the new ones, all of them.
+
+        It is made again beside the steps, and verified, as `Runner.update` says. Then no step is started until those that run are over and
+        what differs is copied to where it lies.
+
+        Args:
+            source: The model with other values, a checkpoint, or arrays by the names of variables; of a build another build.
+            rows: Rows of variables on top of that: their numbers, and their values.
+
+        Raises:
+            EngineError: They are of another model, give wrong outputs, or make another program; or the pool has processes. Nothing has
+                changed then.
+            LoadError: They can not be read.
+        """
+        if self._renews is None:
+            raise EngineError("the model of this pool takes no other values", fix="make another pool")
+        if source is None and not rows:
+            raise EngineError("there are no values", fix="give a model, a checkpoint, or rows")
+        with self._updating:
+            renewal, checks, keep = self._renews(source, rows)
+            with self._steps.paused(self._driver.drive):
+                if self._steps.scheduler.closed:
+                    raise Closed("the pool is closed", fix="open another one")
+                renewal.take_over()
+                for request in [*self._parted]:
+                    request.restart()
+            keep()
+        return ValueUpdate(renewal.bytes, False, tuple(checks))
 
     def stats(self) -> Stats:
         """Counts of requests and steps so far."""
@@ -277,12 +351,10 @@ class Pool(DisplayMixin):
         """Takes no more requests, and waits for steps that run; slots stay open. The first half of `close`."""
         steps = self._steps
         steps.close(finish=finish)
-        while steps.busy:
+        while steps.busy or (steps.delivering and not steps.is_delivering):  # an answer may bring a further part
             self.drive()
             if not (steps.is_delivering and steps.run_ready()):
                 time.sleep(NAP)
-        while steps.delivering and not steps.is_delivering:
-            time.sleep(NAP)
         self._driver.end()
         steps.end()
 

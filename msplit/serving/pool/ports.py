@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, refuse
-from msplit.engines.tensors import as_array, lies_on, tensor
+from msplit.engines.tensors import as_array, joined, lies_on, part, pieces, tensor
 from msplit.errors import EngineError
 from msplit.formats.tensors import numpy_dtype
+from msplit.serving.pool.settings import MAX_STEPS
 
 Shape = tuple[int, ...]
 
@@ -30,11 +31,13 @@ class Port:
         dtype: NumPy's name of its type; ``object`` for strings.
         shape: Shape. A first dimension of None stands for the rows.
         most: Most values that an input may have.
+        filled: Most values that it may have where a request lists fewer, and leaves out equal ones: those of the largest step.
     """
 
     dtype: str
     shape: tuple[int | None, ...]
     most: int = field(default=1 << 62, compare=False)
+    filled: int = field(default=1 << 62, compare=False)
 
     @property
     def said(self) -> str:
@@ -54,6 +57,8 @@ class Ports:
         mixes: Reason why they were not.
         pads: True where steps have exactly these rows, so that a smaller one is padded. False where a step may have any number.
         device: Device ("cuda" or "cpu") whose tensors are not copied to the host; None: all are copied.
+        max_rows: Most rows of a request; None: `MAX_STEPS` steps of the largest batch.
+        example: Inputs of a step, which are legal.
 
     Attributes:
         inputs: Type and shape of every input by name.
@@ -70,10 +75,14 @@ class Ports:
         *,
         pads: bool = True,
         device: str | None = None,
+        max_rows: int | None = None,
+        example: Arrays | None = None,
     ) -> None:
         self.batches = tuple(batch for batch in shapes if batch)
         self._pads, self._device = pads, device
         self.joins, self._mixes = rows is not None and bool(self.batches), mixes
+        self._largest = max(self.batches, default=0)
+        self._most = max_rows or MAX_STEPS * self._largest
         # Shapes are told as those of the largest step, in which an axis that belongs to rows has no size.
         largest = [*shapes.values()][-1]
         dtypes = {name: _kept_as(dtype) for name, dtype in dtypes.items()}
@@ -82,11 +91,13 @@ class Ports:
         self._entries = {name: entries.get(name, 0) for name in largest}
         changing = [name for name in largest if len({shape[name][:1] for shape in shapes.values()}) > 1]
         leading = set(changing) | {name for name, count in self._entries.items() if count}
+        filled = {name: max(math.prod(one[name]) for one in shapes.values()) for name in largest}
         self.inputs = {
             name: Port(
                 dtypes[name].name,
                 (None, *shape[1:]) if name in leading else shape,
-                max(math.prod(one[name]) for one in shapes.values()),
+                count * self._most * math.prod(shape[1:]) if (count := self._entries[name]) else filled[name],
+                filled[name],
             )
             for name, shape in largest.items()
         }
@@ -97,6 +108,11 @@ class Ports:
         self._shapes = dict(shapes)
         self._shared = [name for name, count in self._entries.items() if not count and self.joins]
         self._texts = [name for name in largest if dtypes[name] == _TEXT]
+        self._row = {
+            name: _first_row(largest[name], dtypes[name], count, (example or {}).get(name))
+            for name, count in self._entries.items()
+            if count
+        }
 
     def outputs(self, example: Arrays) -> dict[str, Port]:
         """Type and shape of every output of an answer by name, from the outputs of a step."""
@@ -183,25 +199,46 @@ class Ports:
         """
         given = {name: tuple(value.shape) for name, value in feeds.items() if is_array(value) or is_tensor(value)}
         if not self.joins:
-            if given.keys() != self._entries.keys():
-                return max(self._shapes)  # what is wrong with it is said later
-            fitting = [batch for batch, shapes in self._shapes.items() if shapes == given]
-            if not fitting and len(self._shapes) > 1:
-                raise EngineError(
-                    f"inputs are of none of the batches that are ready ({', '.join(map(str, self.batches))})",
-                    details=[f"they can not be filled up to one: {self._mixes}"],
-                    fix="send one of those, or make this batch ready, too",
-                )
-            return fitting[0] if fitting else next(iter(self._shapes))
+            return self._batch_of(given)
         sizes = {name: given[name][0] / count for name, count in self._entries.items() if count and given.get(name)}
         if len(set(sizes.values())) > 1 or not all(size.is_integer() for size in sizes.values()):
             said = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
             raise EngineError(f"inputs have different numbers of rows: {said}", fix="give all of them the same batch")
         rows = int(next(iter(sizes.values()), self.batches[-1]))
-        if not 0 < rows <= self.batches[-1]:
-            what = f"a batch of {rows} is not between 1 and {self.batches[-1]}, the largest that is ready"
-            raise EngineError(what, fix="cut it, or raise max_batch")
+        if rows > self._most:
+            what = f"a request of {rows:,} rows has more than {self._most:,}, the most that are taken"
+            raise EngineError(what, fix="cut it, or raise max_rows (--pool max-rows=)")
         return rows
+
+    def _batch_of(self, given: Mapping[str, Shape]) -> int:
+        """The step that has exactly these shapes."""
+        if given.keys() != self._entries.keys():
+            return max(self._shapes)  # what is wrong with it is said later
+        fitting = [batch for batch, shapes in self._shapes.items() if shapes == given]
+        if not fitting and self.batches and all(given[name][1:] == shape[1:] for name, _, shape, _ in self._wanted):
+            raise EngineError(
+                f"inputs are of none of the batches that are ready ({', '.join(map(str, self.batches))}), "
+                f"and can not be cut or filled up to one: {self._mixes}",
+                fix="send one of those, or make this batch ready, too: batches (--batch)",
+            )
+        return fitting[0] if fitting else next(iter(self._shapes))
+
+    def fits(self, rows: int) -> bool:
+        """True if a request of so many rows is run in one step."""
+        return not self.joins or 0 < rows <= self._largest
+
+    def parts(self, feeds: Feeds, rows: int) -> list[tuple[Feeds, int]]:
+        """Cuts a checked request that does not fit into a step: inputs and rows of each part. No rows are one row, which is legal."""
+        if not rows:
+            return [({**feeds, **self._row}, 1)]
+        return [
+            ({name: part(feeds[name], start, end, count) for name, count in self._entries.items()}, end - start)
+            for start, end in pieces(rows, self._largest)
+        ]
+
+    def whole(self, answers: Sequence[dict[str, Any]], rows: int) -> dict[str, Any]:
+        """Joins the answers to the parts of a request of so many rows."""
+        return joined(answers, self._made, rows)
 
     def key(self, feeds: Feeds) -> Hashable:
         """Key of a request: requests share a step where their inputs without rows are equal."""
@@ -249,6 +286,12 @@ class Ports:
                 answers[-1][name] = value[start * made : end * made] if made else _copied(value) if start else value
             start = end
         return answers
+
+
+def _first_row(shape: Shape, dtype: np.dtype[Any], entries: int, example: NDArray[Any] | None) -> NDArray[Any]:
+    """A legal row of an input; zeros where none is known."""
+    empty = np.full((entries, *shape[1:]), b"" if dtype == _TEXT else 0, dtype)
+    return empty if example is None else np.array(example[:entries])
 
 
 def _copied(value: Any) -> Any:

@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from typing import NoReturn
 from weakref import finalize, ref
 
 from msplit.engines.process import LOST, Process
@@ -250,7 +251,7 @@ class ProcessSteps(PoolSteps):
         self._direct = self._answered = self._failed = self._late = self._dropped = 0
         here = replace(settings, max_delay_us=0.0, max_queue=0)
         super().__init__(hello.ports, [waits], Scheduler((), (), int, here))  # of which the queue is used
-        self.on_device, self.sleeps = False, True
+        self.on_device, self.sleeps, self.most_parts = False, True, int(hello.settings.groups) * len(members)
         self.spin = _SPIN if len(os.sched_getaffinity(0)) > len(members) else 0.0
         self.flying = [Step(0, 0, 0)]  # whoever leads waits for the bell
         self._handles: dict[int, Member] = {}
@@ -282,8 +283,8 @@ class ProcessSteps(PoolSteps):
         """Takes a request, and writes it to a process if one has room. Raises what `Scheduler.put` does."""
         queue = self.scheduler.queue
         with self._lock:
-            self.scheduler.check_open()
-            if self._settings.max_queue:
+            self.scheduler.check_open(request.admitted)
+            if self._settings.max_queue and not request.admitted:
                 self._refuse_more()
             line = None if queue.count else self._freest(request.level)
             if line is None:
@@ -607,7 +608,19 @@ def of_members(members: Sequence[Member], settings: PoolSettings) -> Pool:
     """Makes a pool of processes that are ready."""
     hellos = [member.line.hello for member in members if member.line is not None]
     about = _about([hello.about for hello in hellos], len({member.place for member in members}))
-    return Pool(hellos[0].ports, (), settings, about, steps=ProcessSteps(members, settings))
+    return Pool(hellos[0].ports, (), settings, about, steps=ProcessSteps(members, settings), renews=_refuse_values)
+
+
+def _refuse_values(source: object, rows: object) -> NoReturn:
+    """Refuses other values, since some processes might have them and others not.
+
+    Raises:
+        EngineError: Always.
+    """
+    raise EngineError(
+        "a pool of processes takes no other values",
+        fix="open another one with the new model and close this one; or have one GPU and no workers",
+    )
 
 
 def _about(every: Sequence[About], gpus: int) -> About:

@@ -40,6 +40,8 @@ class Request:
         feeds: Inputs. The scheduler does not look at them, nor at the next two.
         future: Future that gets the answer.
         on_device: True to leave the answer on the GPU. Requests of one key agree in it.
+        admitted: True for a further part of a request that was taken already: it is taken although the queue is full, or the pool about to
+            close.
         waits: True while it is in the queue.
         runs: Processes that ended while they had it.
     """
@@ -53,6 +55,7 @@ class Request:
     feeds: Any = None
     future: Any = None
     on_device: bool = False
+    admitted: bool = False
     waits: bool = False
     runs: int = 0
 
@@ -97,7 +100,7 @@ class Stats:
     """Counts of a pool since it was opened.
 
     Attributes:
-        requests: Requests that it took.
+        requests: Requests that it took. One that is run in several steps counts once for each of them, here and below.
         answered: Requests that got outputs.
         failed: Requests that got an error of the engine, or none since the pool was closed.
         timed_out: Requests that waited too long, and were not run.
@@ -139,6 +142,7 @@ class Scheduler:
         alone: Those among them that the thread which brought the request runs itself.
         steps_of: Bucket -> number of its steps that ran in this process.
         lost: Error of the device, set by the caller when it fails; no more requests are taken then.
+        paused: True while no step is started; requests wait.
         closed: Reason why no more requests are taken; empty while they are.
     """
 
@@ -159,7 +163,7 @@ class Scheduler:
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
         self.steps_of = dict.fromkeys(buckets, 0)
-        self.closed = ""
+        self.closed, self._cleared, self.paused = "", False, False
         self.lost: DeviceLost | None = None
 
     def put(self, request: Request) -> Decision:
@@ -173,7 +177,7 @@ class Scheduler:
             Closed: No more are taken.
             DeviceLost: The device failed.
         """
-        self.check_open()
+        self.check_open(request.admitted)
         if not self.queue.put(request) and self.running and not self._holds_thread:
             return NOTHING
         return self.due(request.since)
@@ -182,14 +186,14 @@ class Scheduler:
         """Reserves a slot for a step that the calling thread starts itself, waits for, and reports with `ended`.
 
         Returns:
-            The step; None where no slot is free, or requests wait that came before.
+            The step; None where no slot is free, requests wait that came before, or none is started now.
 
         Raises:
             Closed: No more requests are taken.
             DeviceLost: The device failed.
         """
         self.check_open()
-        if not self.queue.count:
+        if not (self.queue.count or self.paused):
             for number in range(level, len(self._free)):
                 if self._free[number]:
                     self.alone += 1
@@ -205,7 +209,7 @@ class Scheduler:
             join: False to start a step that is not full without waiting `JOIN_WINDOW`.
         """
         queue = self.queue
-        if not queue.count or queue.next_time > now:
+        if not queue.count or queue.next_time > now or self.paused:
             return NOTHING
         late = tuple(expired) if (expired := queue.expired(now)) else ()
         for level, free in enumerate(self._free):
@@ -256,6 +260,7 @@ class Scheduler:
 
     def clear(self) -> tuple[Request, ...]:
         """Takes all requests out of the queue that nobody has cancelled, to be failed."""
+        self._cleared = True
         left = tuple(self.queue.clear())
         self._failed += len(left)
         return left
@@ -277,11 +282,11 @@ class Scheduler:
             in_flight=self.running,
         )
 
-    def check_open(self) -> None:
-        """Raises what hinders further requests: `Closed`, or `DeviceLost`."""
+    def check_open(self, admitted: bool = False) -> None:
+        """Raises what hinders further requests, or further parts of one (`admitted`): `Closed`, or `DeviceLost`."""
         if self.lost is not None:
             raise DeviceLost(self.lost.what, fix=self.lost.fix)
-        if self.closed:
+        if self.closed and (self._cleared or not admitted):
             raise Closed(self.closed, fix="open another one")
 
     def _start(self, level: int, rows: int, requests: tuple[Request, ...] = ()) -> Step:
@@ -352,7 +357,7 @@ class Queue:
         Raises:
             Busy: As many wait as may.
         """
-        if self._most and self.count >= self._most and not again:
+        if self._most and self.count >= self._most and not (again or request.admitted):
             self.refused += 1
             raise Busy(
                 f"{self.count} requests wait already, the most that may", fix="send it again later, or raise max_queue"

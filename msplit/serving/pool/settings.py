@@ -13,6 +13,9 @@ AUTO = "auto"
 MAX_GROUPS = 64
 """Most slots on a GPU: with more than 32, an H200 answers fewer requests than with 8."""
 
+MAX_STEPS = 256
+"""Default of the most steps that a request is run in."""
+
 
 @dataclass(frozen=True)
 class PoolSettings:
@@ -33,6 +36,8 @@ class PoolSettings:
         workers: Processes on each GPU, each with slots and weights of its own; None: one on each where there are several GPUs, else none,
             and steps run in the caller's process.
         retries: How often a request is run again whose process has ended; 0: it fails (`errors.ProcessLost`).
+        max_rows: Most rows of a request. One of more rows than a step has is run in several steps. None: `MAX_STEPS` steps of the largest
+            batch.
         latency_us: Most time that 99 of 100 requests may take, in µs, for ``groups="auto"``; None: three times that of a step.
     """
 
@@ -46,6 +51,7 @@ class PoolSettings:
     host_threads: int | None = None
     workers: int | None = None
     retries: int = 1
+    max_rows: int | None = None
     latency_us: float | None = None
 
     def __post_init__(self) -> None:
@@ -56,7 +62,7 @@ class PoolSettings:
         batches = () if self.batches is None else listed("batches", self.batches)
         object.__setattr__(self, "batches", batches or None)
         least = {"max_batch": 1, "priorities": 1, "max_queue": 0, "max_memory": 1, "host_threads": 1}
-        least |= {"workers": 1, "retries": 0}
+        least |= {"workers": 1, "retries": 0, "max_rows": 1}
         for name, low in least.items():
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), low)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -16,24 +17,26 @@ from msplit.engines.base import Arrays, Feeds
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.environment import mps
-from msplit.errors import MsplitError
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
 from msplit.formats.model import ReadOptions
 from msplit.progress import Progress, phase, silent
-from msplit.run.build import LoadedBuild, Made, make, rows_of, verify_step, whole_reference
+from msplit.run.buckets import rows_of
+from msplit.run.build import LoadedBuild, Made, make, values_of, verify_step, whole_reference
 from msplit.run.build import load as load_build
 from msplit.run.prepare import make_ready
+from msplit.run.renew import ModelValues, making_beside, verify_made
 from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
 from msplit.serving.pool.making import Recipe, make_processes
 from msplit.serving.pool.making import make as make_pool
-from msplit.serving.pool.pool import Pool
+from msplit.serving.pool.pool import Pool, Renews
 from msplit.serving.pool.ports import Ports, Shape
 from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.steps import Answer, SimulatedSlot, Slot, StepSlot
 from msplit.shapes.infer import stated_shapes
-from msplit.verify.results import OutputCheck
+from msplit.verify.results import NewRows, NewValues, OutputCheck
 
 MAX_BATCH = 64
 """Default of the most rows of a step: on an H200, 64 rows of a recommender take 1.4 times as long as one."""
@@ -122,20 +125,28 @@ def recipe_of(
         MsplitError: Requests are to share steps, and can not.
     """
     if not isinstance(model, FlatGraph) and is_build(path(model)):
-        return _of_build(load_build(model, request.places[0]), f"{os.fspath(model)} is a build for it", settings)
+        loaded = load_build(model, request.places[0])
+
+        def renews_build(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
+            with making_beside(loaded.place, object):
+                return *values_of(loaded, source, rows), lambda: None
+
+        recipe = _of_build(loaded, f"{os.fspath(model)} is a build for it", settings)
+        return replace(recipe, renews=renews_build)
     flat = opened(model)
     engine, why = choose_engine(request, flat)
     refuse_devices(request, engine, why)
     rows, mixes = rows_of(flat, request)
     batches, notes = batches_of(flat, request, settings, rows, mixes)
     if engine.name != ENGINE.name:
-        recipe = _of_session(flat, request, batches, (rows, mixes), progress)
+        recipe = _of_session(flat, request, batches, (rows, mixes), settings.max_rows, progress)
     else:
         made = make(flat, request, batches=batches, progress=progress)
         if not batches:  # the request settles a shape that has no rows
             buckets = tuple(replace(one, batch=None) for one in made.manifest.rungs)
             made = replace(made, manifest=replace(made.manifest, rungs=buckets))
-        recipe = _of_build(_in_memory(made, request.places[0]), why, settings)
+        loaded = _in_memory(made, request.places[0])
+        recipe = replace(_of_build(loaded, why, settings), renews=_renews_model(flat, made, loaded, request))
     return replace(recipe, notes=(*recipe.notes, *notes))
 
 
@@ -187,7 +198,35 @@ def _in_memory(made: Made, place: str) -> LoadedBuild:
         one = made.packed[bucket.program]
         references[bucket.program] = whole_reference(made.references[bucket.program], bucket, manifest.computed)
         restored[bucket.program] = opened.restore(one.program, one.feeds, one.host)
-    return LoadedBuild(manifest, references, (), opened, restored)
+    return LoadedBuild(manifest, references, (), opened, restored, place)
+
+
+def _renews_model(flat: FlatGraph, made: Made, loaded: LoadedBuild, request: RunRequest) -> Renews:
+    """Makes what gives a model that was compiled here other values."""
+    values, renewal = ModelValues(flat, {}), ENGINE.builds(request.places[0]).renewal
+
+    def renews(
+        source: NewValues | None, rows: NewRows | None
+    ) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
+        other, state = values.changed(source, rows)
+        checks, live, new = list[OutputCheck](), [], []
+        with making_beside(request.places[0], object):
+            try:
+                for program, job in made.jobs.items():
+                    again = replace(job, flat=other, state=state)
+                    live.append(loaded.restored[program].compiled.program)
+                    with renewal.sharing_with(live[-1]):
+                        compiled = ENGINE.compile(again)
+                    if compiled.optimized.host is not None:
+                        fix = "make another pool"
+                        raise EngineError("a part of the model runs on the host, which keeps the old values", fix=fix)
+                    checks.append(verify_made(compiled, again, request))
+                    new.append(compiled.program)
+                return renewal.Renewal.of(live, new), checks, lambda: values.keep(other, state)
+            finally:
+                ENGINE.forget(other)
+
+    return renews
 
 
 def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
@@ -208,7 +247,15 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
     # Steps fly where one call starts a captured graph. Else they run in threads; on the CPU without a host part they only seem to fly.
     asynchronous, hosted = found.is_asynchronous(restored.values()), any(one.hosted for one in restored.values())
-    ports = Ports(dtypes, shapes, rows, manifest.mixes, device="cuda" if asynchronous else None)
+    ports = Ports(
+        dtypes,
+        shapes,
+        rows,
+        manifest.mixes,
+        device="cuda" if asynchronous else None,
+        max_rows=settings.max_rows,
+        example=references[min(buckets)].feeds,
+    )
     polls = asynchronous or (manifest.made_for.get("device") == "cpu" and not hosted)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
 
@@ -263,6 +310,7 @@ def _of_session(
     request: RunRequest,
     batches: Sequence[int],
     proof: tuple[Rows | None, str],
+    max_rows: int | None,
     progress: Progress | None,
 ) -> Recipe:
     """Makes the recipe for a TensorFlow session: slots call it, with steps of any number of rows."""
@@ -278,7 +326,8 @@ def _of_session(
         }
         for batch in (batches if rows is not None else batches[-1:]) or (0,)
     }
-    ports = Ports({name: value.dtype for name, value in feeds.items()}, shapes, rows, proof[1], pads=False)
+    dtypes = {name: value.dtype for name, value in feeds.items()}
+    ports = Ports(dtypes, shapes, rows, proof[1], pads=False, max_rows=max_rows, example=feeds)
 
     def step(given: Feeds) -> Answer:
         outputs = runner.executable.step(given)

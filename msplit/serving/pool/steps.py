@@ -13,7 +13,7 @@ import threading
 import time
 from _thread import RLock
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures._base import FINISHED, PENDING
 from dataclasses import dataclass
@@ -278,6 +278,9 @@ def wake(waiter: threading.Lock) -> bool:
     return True
 
 
+_LOOK = 20e-6
+"""Seconds between two looks whether all steps are over."""
+
 _LOG = logging.getLogger("concurrent.futures")
 
 
@@ -315,17 +318,18 @@ class PoolSteps:
         on_device: True where outputs can be left on the device.
         spin: Most seconds for which a thread that waits for an answer polls before it sleeps.
         sleeps: True where a thread that waits for a step sleeps until it is over, also if no other one waits.
+        most_parts: Most parts of one request that are there at a time (`parts`): as many steps as run at once.
     """
 
     def __init__(self, ports: Ports, slots: Sequence[Slot], scheduler: Scheduler, threads: int = 0) -> None:
         self._ports, self.slots, self.scheduler = ports, slots, scheduler
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="msplit-step") if threads else None
-        self._lock, self._polling = threading.Lock(), threading.Lock()
+        self._lock, self._polling, self._pausing = threading.Lock(), threading.Lock(), threading.Lock()
         self.flying: list[Step] = []
         self.polled = -NEVER
         self.orphaned = False
         self.on_device, self.spin = not threads, NEVER
-        self.sleeps = False
+        self.sleeps, self.most_parts = False, max(len(slots), 1)
         # Steps that are over, and answers to deliver. Each thread takes one answer at a time, so that a function that an answer calls may
         # wait for any other answer.
         self._over: deque[tuple[Step, Answer | Exception]] = deque()
@@ -508,6 +512,24 @@ class PoolSteps:
                 with self._lock:
                     self.scheduler.count_failed(len(requests))
         self._answers.extend(zip(requests, answers, strict=True))
+
+    @contextlib.contextmanager
+    def paused(self, drive: Callable[[float], object]) -> Iterator[None]:
+        """A block in which no step runs; requests wait. `drive` ends those that run."""
+        with self._pausing:
+            with self._lock:
+                self.scheduler.paused = True
+            try:
+                while self.scheduler.running:
+                    drive(0.0)
+                    if not self.run_ready():
+                        time.sleep(_LOOK)
+                yield
+            finally:
+                with self._lock:
+                    self.scheduler.paused = False
+                for _ in self.slots:
+                    self.start_due(time.perf_counter(), join=False)
 
     def close(self, *, finish: bool = True) -> None:
         """Takes no more requests. Those that wait fail, unless they are to be finished."""

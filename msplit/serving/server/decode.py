@@ -79,9 +79,10 @@ class Input:
         if port is not None:
             if tensors.name_of(self.dtype) != port.dtype or len(self.shape) != len(port.shape):
                 raise self._misfit(f"; the model takes {port.said}")
-            if wanted > port.most and self.shape[1:] == port.shape[1:]:
-                raise self._misfit(f"; a batch of {self.shape[0]} is larger than any that is ready")
-            if wanted > port.most:
+            most = port.most if self.count == wanted else port.filled
+            if wanted > most and self.shape[1:] == port.shape[1:]:
+                raise self._misfit(f"; a batch of {self.shape[0]} is larger than any that is taken")
+            if wanted > most:
                 raise self._misfit(f"; the model takes {port.said}")
         try:
             return protos.filled(self.load(), self.shape)

@@ -171,7 +171,7 @@ class Gathered:
     def __init__(self, name: str, port: Port, room: int) -> None:
         self._name, self._port, self._most = name, port, max(port.most, 1)
         self._dtype = "string" if port.dtype == "object" else port.dtype
-        self._room, self._used = min(room, port.most), 0
+        self._room, self._used = min(room // 2 + 1, port.most), 0  # of two bytes in text each, at least
         self._values: NDArray[Any] | None = None
         self._shape: tuple[int, ...] | None = None
 
@@ -187,6 +187,7 @@ class Gathered:
         """All of them."""
         assert self._values is not None
         assert self._shape is not None
+        self._values.resize(self._used, refcheck=False)
         return self._values[: self._used].reshape(self._shape)
 
     def _joined(self, shape: tuple[int, ...] | None, piece: list[Any]) -> tuple[int, ...]:
@@ -203,7 +204,7 @@ class Gathered:
             raise invalid(f"input {self._name!r} has rows of different lengths")
         whole = (added[0] + (0 if shape is None else shape[0]), *added[1:])
         if max(whole[0], math.prod(whole)) > self._most:
-            raise invalid(f"input {self._name!r} has more values than the largest batch of {self._port.said} has")
+            raise invalid(f"input {self._name!r} has more values than the largest request of {self._port.said} has")
         return whole
 
     def _put(self, array: NDArray[Any]) -> tuple[int, ...]:
@@ -214,7 +215,7 @@ class Gathered:
             self._values[self._used : end] = array.ravel()
             self._used = end
         elif array.size:
-            raise invalid(f"input {self._name!r} has more values than the largest batch has")
+            raise invalid(f"input {self._name!r} has more values than the largest request has")
         return array.shape
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.endpoints import DEFAULT_SIGNATURE
@@ -88,8 +88,8 @@ class Version:
         return self.signatures[name]
 
 
-class State(IntEnum):
-    """State of a version, with TensorFlow Serving's numbers."""
+class VersionState(IntEnum):
+    """VersionState of a version, with TensorFlow Serving's numbers."""
 
     START = 10
     LOADING = 20
@@ -103,28 +103,17 @@ class Status:
     """Status of a version.
 
     Attributes:
-        state: State of now.
+        state: VersionState of now.
         why: Reason why it could not be opened; "" if it could.
     """
 
-    state: State
+    state: VersionState
     why: str = ""
 
 
-class Control(Protocol):
-    """Interface to change what is served; see `versions.Versions`. Futures raise `Refusal`, and then nothing has changed."""
-
-    def reload(self, config: Any) -> Future[None]:
-        """Serves the models of a ModelServerConfig in place of those of before."""
-        ...
-
-    def load(self, name: str) -> Future[None]:
-        """Looks for new versions of a model, and serves it again if it was unloaded."""
-        ...
-
-    def unload(self, name: str) -> Future[None]:
-        """Serves a model no more until it is loaded."""
-        ...
+Control = Callable[[str, Any, Any], Future[Any]]
+"""Changes what is served: takes what to do (``reload`` with a ModelServerConfig, in place of all models; ``load`` or ``unload`` with the
+name of a model) and the result of the future that it returns. Futures that raise `Refusal` have changed nothing."""
 
 
 @dataclass
@@ -167,7 +156,7 @@ class Models:
 
     def states(self, name: str) -> dict[int, Status]:
         """Statuses of the versions of a model, the highest first; none where it was never served."""
-        served = dict.fromkeys(self.versions.get(name, ()), Status(State.AVAILABLE))
+        served = dict.fromkeys(self.versions.get(name, ()), Status(VersionState.AVAILABLE))
         return dict(sorted({**self.statuses.get(name, {}), **served}.items(), reverse=True))
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:

@@ -26,7 +26,7 @@ from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.logs import LOG
 from msplit.serving.server.metrics import Metrics
-from msplit.serving.server.models import PREDICT, Control, Models, Signature, State, Version, known_as
+from msplit.serving.server.models import PREDICT, Models, Signature, Version, VersionState, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -166,7 +166,7 @@ SERVER = {"name": "msplit", "version": __version__}
 
 @dataclass(frozen=True)
 class Service:
-    """State that all protocols of a server share.
+    """VersionState that all protocols of a server share.
 
     Attributes:
         as_content: True to put values of answers into `tensor_content`.
@@ -275,7 +275,7 @@ class RequestContext:
     """A request while it is answered.
 
     Attributes:
-        service: State of the server.
+        service: VersionState of the server.
         timeout: Seconds that it may wait; None: any time.
         version: Version of the model that it is for, once that is known.
         headers: Headers that say which request it is; its answer has them, too.
@@ -317,6 +317,7 @@ class RequestContext:
             raise Refusal(StatusCode.UNAVAILABLE, self.service.reason)
         while True:
             self.leave()
+            self.version = None
             found = self.version = self.service.models.find(name, number, label)
             found.users[self] = None
             if not found.retired:  # else it was replaced meanwhile, and may be closed already
@@ -423,35 +424,21 @@ def serving_status(context: RequestContext, request: Any) -> Any:
     return response
 
 
-def _control(context: RequestContext) -> Control:
-    """Interface to what is served.
+def _change(context: RequestContext, kind: str, what: Any, response: Any) -> Future[Any]:
+    """Changes what is served. The future gives the response.
 
     Raises:
-        Refusal: There is none.
+        Refusal: Nothing can be changed.
     """
     control = context.service.models.control
     if control is None:
         raise Refusal(StatusCode.UNIMPLEMENTED, "the models of this server stay as they are")
-    return control
+    return control(kind, what, response)
 
 
 def serving_reload(context: RequestContext, request: Any) -> Future[Any]:
     """`HandleReloadConfigRequest`: answered when the models are ready."""
-    return _then(_control(context).reload(request.config), messages.ReloadConfigResponse)
-
-
-def _then(done: Future[None], response: Callable[[], Any]) -> Future[Any]:
-    """Future of an empty response."""
-    found: Future[Any] = Future()
-
-    def end(done: Future[None]) -> None:
-        if (problem := done.exception()) is None:
-            found.set_result(response())
-        else:
-            found.set_exception(problem)
-
-    done.add_done_callback(end)
-    return found
+    return _change(context, "reload", request.config, messages.ReloadConfigResponse())
 
 
 # --- Open Inference Protocol
@@ -485,7 +472,7 @@ def open_model(context: RequestContext, request: Any) -> Any:
     return found
 
 
-_INDEXED = {State.AVAILABLE: "READY", State.LOADING: "LOADING", State.UNLOADING: "UNLOADING"}
+_INDEXED = {VersionState.AVAILABLE: "READY", VersionState.LOADING: "LOADING", VersionState.UNLOADING: "UNLOADING"}
 """Triton's names of states. All others are UNAVAILABLE."""
 
 
@@ -495,9 +482,9 @@ def open_index(context: RequestContext, request: Any) -> Any:
     response = messages.RepositoryIndexResponse()
     for name in sorted({*models.versions, *models.statuses}):
         for number, found in models.states(name).items():
-            if found.state is State.AVAILABLE or not request.ready:
+            if found.state is VersionState.AVAILABLE or not request.ready:
                 state = _INDEXED.get(found.state, "UNAVAILABLE")
-                reason = found.why or ("unloaded" if found.state is State.END else "")
+                reason = found.why or ("unloaded" if found.state is VersionState.END else "")
                 response.models.add(name=name, version=str(number), state=state, reason=reason)
     return response
 
@@ -506,12 +493,12 @@ def open_load(context: RequestContext, request: Any) -> Future[Any]:
     """`RepositoryModelLoad`: answered when its versions are ready."""
     if request.parameters:
         raise invalid(f"parameter {next(iter(request.parameters))} is not taken: models are loaded as they are")
-    return _then(_control(context).load(request.model_name), messages.RepositoryModelLoadResponse)
+    return _change(context, "load", request.model_name, messages.RepositoryModelLoadResponse())
 
 
 def open_unload(context: RequestContext, request: Any) -> Future[Any]:
     """`RepositoryModelUnload`: answered when no more requests are taken for it; those in flight are answered."""
-    return _then(_control(context).unload(request.model_name), messages.RepositoryModelUnloadResponse)
+    return _change(context, "unload", request.model_name, messages.RepositoryModelUnloadResponse())
 
 
 def read_infer(context: RequestContext, data: bytes) -> InferenceRequest:

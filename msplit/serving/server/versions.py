@@ -7,7 +7,6 @@ request is answered. Nobody else changes `Models`.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import math
 import os
@@ -16,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from msplit import escape
 from msplit.errors import LoadError, MsplitError
 from msplit.progress import Progress
 from msplit.serving.server.config import ModelConfig, distinct, listed_models
-from msplit.serving.server.models import Models, State, Status, Version
+from msplit.serving.server.models import Models, Status, Version, VersionState
 from msplit.serving.server.tensors import Refusal, StatusCode
 
 Open = Callable[[str, int, Path, Progress], Version]
@@ -77,20 +78,38 @@ def stamp_of(path: Path) -> Stamp:
     return frozenset(found)
 
 
+@dataclass(frozen=True)
+class Watch:
+    """Settings of the looks for new versions.
+
+    Attributes:
+        poll: Seconds between two looks; 0: none but at a client's word.
+        read: Reads what models are to be served.
+        reread: Seconds between two such readings; 0: none.
+    """
+
+    poll: float = 0.0
+    read: Callable[[], Sequence[ModelConfig]] = tuple
+    reread: float = 0.0
+
+
 class Versions:
-    """Versions of a server's models; a `Control` of them.
+    """Versions of a server's models.
 
     Args:
         open_version: Opens a version.
-        poll: Seconds between two looks for new versions; 0: none but at a client's word.
+        watch: When to look for others.
 
     Attributes:
         models: Models that are served.
     """
 
-    def __init__(self, open_version: Open, poll: float) -> None:
-        self.models = Models({}, control=self)
-        self._open, self._poll = open_version, poll
+    def __init__(self, open_version: Open, watch: Watch) -> None:
+        self.models = Models({}, control=self.change)
+        self._open, self._read = open_version, watch.read
+        tasks = ((watch.poll, self._look), (watch.reread, self._reread))
+        self._tasks = [(seconds, work) for seconds, work in tasks if seconds]
+        self._said: Sequence[ModelConfig] = ()
         self._configs: dict[str, ModelConfig] = {}
         self._unloaded = set[str]()
         self._seen: dict[tuple[str, int], Stamp] = {}
@@ -98,7 +117,7 @@ class Versions:
         self._opened: dict[Version, Stamp] = {}
         self._complaints: dict[str, str] = {}
         self._closing: list[Version] = []
-        self._asked: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], None], Any] | None] = queue.SimpleQueue()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="msplit-versions", daemon=True)
 
@@ -111,10 +130,11 @@ class Versions:
         distinct(configs)
         for config in configs:
             for number in config.folders():  # what is not there is told before one is opened
-                self._say(config.name, number, Status(State.START))
+                self._say(config.name, number, Status(VersionState.START))
         self.models.opening = [config.name for config in configs]
         self._take(configs, progress)
         self.models.opening = ()
+        self._said = configs
         self._thread.start()
 
     def close(self) -> None:
@@ -129,21 +149,11 @@ class Versions:
 
     # --- What clients ask for
 
-    def reload(self, config: Any) -> Future[None]:
-        """See `Control`."""
-        return self._ask(lambda: self._take(listed_models(config, "the request"), self._tell))
-
-    def load(self, name: str) -> Future[None]:
-        """See `Control`."""
-        return self._ask(lambda: self._load(name))
-
-    def unload(self, name: str) -> Future[None]:
-        """See `Control`."""
-        return self._ask(lambda: self._unload(name))
-
-    def _ask(self, work: Callable[[], None]) -> Future[None]:
-        done: Future[None] = Future()
-        self._asked.put((done, work))
+    def change(self, kind: str, what: Any, result: Any = None) -> Future[Any]:
+        """Changes what is served; see `Control`."""
+        done: Future[Any] = Future()
+        work = {"reload": self._reload, "load": self._load, "unload": self._unload}[kind]
+        self._asked.put((done, partial(work, what), result))
         if self._over.is_set():
             self._refuse_all()
         return done
@@ -154,6 +164,9 @@ class Versions:
             while True:
                 if (asked := self._asked.get_nowait()) is not None:
                     asked[0].set_exception(Refusal(StatusCode.UNAVAILABLE, "the server is stopping"))
+
+    def _reload(self, config: Any) -> None:
+        self._take(listed_models(config, "the request"), self._tell)
 
     def _config(self, name: str) -> ModelConfig:
         if name not in self._configs:
@@ -173,27 +186,41 @@ class Versions:
 
     def _run(self) -> None:
         """Body of the thread."""
-        due = time.monotonic() + self._poll
+        due = [time.monotonic() + seconds for seconds, _ in self._tasks]
         while not self._over.is_set():
-            wait = max(due - time.monotonic(), 0.0) if self._poll else None
+            wait = max(min(due) - time.monotonic(), 0.0) if due else None
             try:
                 asked = self._asked.get(timeout=_DRAIN if self._closing else wait)
             except queue.Empty:
                 asked = None
             if asked is not None:
                 self._do(*asked)
-            try:
-                if self._poll and time.monotonic() >= due:
-                    self._look()
-                    due = time.monotonic() + self._poll
-                self._close_unused()
-            except _Stopped:
-                break
-            except Exception:  # noqa: BLE001  whatever it is, later versions are still looked for
-                _LOG.exception("looking for versions")
-                due = time.monotonic() + self._poll
+            for i, (seconds, work) in enumerate(self._tasks):
+                if time.monotonic() >= due[i]:
+                    self._safely(work)
+                    due[i] = time.monotonic() + seconds
+            self._safely(self._close_unused)
 
-    def _do(self, done: Future[None], work: Callable[[], None]) -> None:
+    def _safely(self, work: Callable[[], None]) -> None:
+        """Does what must not end the thread."""
+        try:
+            work()
+        except _Stopped:
+            pass
+        except Exception:  # noqa: BLE001  whatever it is, later versions are still looked for
+            _LOG.exception("looking for versions")
+
+    def _reread(self) -> None:
+        """Takes what models are to be served, if that was changed. A client's word holds until then."""
+        try:
+            if (configs := self._read()) != self._said:
+                self._take(configs, self._tell)
+                self._said = configs
+            self._complaints.pop("", None)
+        except MsplitError as problem:
+            self._complain("", _said(problem))
+
+    def _do(self, done: Future[Any], work: Callable[[], None], result: Any) -> None:
         """Does what a client asked for."""
         done.set_running_or_notify_cancel()
         try:
@@ -205,7 +232,7 @@ class Versions:
                 problem = Refusal(StatusCode.FAILED_PRECONDITION, _said(problem))
             done.set_exception(problem)
         else:
-            done.set_result(None)
+            done.set_result(result)
 
     def _tell(self, what: str, share: float) -> None:
         """Takes note of progress, which is where work that nobody needs any more can end."""
@@ -229,7 +256,7 @@ class Versions:
                     self._try(name, number, path)
             for known in (self._seen, self._failed):
                 for key in [key for key in known if key[0] == name and key[1] not in wanted]:
-                    known.pop(key)  # type: ignore[attr-defined]
+                    known.pop(key)
             served = self.models.versions.get(name, {})
             if wanted and wanted.keys() <= served.keys():  # a version that is not ready replaces none
                 self._retire([version for number, version in served.items() if number not in wanted])
@@ -242,48 +269,42 @@ class Versions:
             return
         if self._seen.get(key) != stamp:
             self._seen[key] = stamp
-            self._say(name, number, Status(State.START))
+            self._say(name, number, Status(VersionState.START))
             return
         try:
             version = self._opening(name, number, path, self._tell)
         except _Stopped:
             raise
-        except Exception as problem:  # noqa: BLE001  whatever is wrong with it, others are served
+        except Exception:  # noqa: BLE001  whatever is wrong with it, others are served
             if stamp_of(path) != stamp:  # it was still being written
-                self._say(name, number, Status(State.START))
+                self._say(name, number, Status(VersionState.START))
                 return
             tries = failed.tries + 1 if failed is not None and failed.stamp == stamp else 1
             again = time.monotonic() + _AGAIN if tries <= _RETRIES else math.inf
             self._failed[key] = _Failed(stamp, tries, again)
-            if tries == 1:
-                _LOG.warning(
-                    "model %s version %d can not be opened, and is not served: %s",
-                    *(escape.line(name), number, self.models.statuses[name][number].why),
-                    extra={"model": name, "version": number},
-                    exc_info=None if isinstance(problem, MsplitError) else problem,
-                )
             return
         if stamp_of(path) != stamp:
             self._opened.pop(version)
             version.close()
-            self._say(name, number, Status(State.START))
+            self._say(name, number, Status(VersionState.START))
             return
         versions = self.models.versions
         self.models.versions = {**versions, name: {**versions.get(name, {}), number: version}}
+        self._say(name, number, Status(VersionState.AVAILABLE))
 
     def _opening(self, name: str, number: int, path: Path, progress: Progress) -> Version:
-        """Opens a version, and says so."""
-        self._say(name, number, Status(State.LOADING))
+        """Opens a version, to be served next."""
+        self._say(name, number, Status(VersionState.LOADING))
         stamp = stamp_of(path)
         try:
             version = self._open(name, number, path, progress)
         except BaseException as problem:
             why = _said(problem) if isinstance(problem, MsplitError) else f"{type(problem).__name__}: {problem}"
-            self._say(name, number, Status(State.END, escape.line(why)))
+            if not isinstance(problem, MsplitError | _Stopped):
+                _LOG.exception("a fault of the server's, or of a model's file")
+            self._say(name, number, Status(VersionState.END, escape.line(why)))
             raise
         self._opened[version] = stamp
-        self._say(name, number, Status(State.AVAILABLE))
-        _LOG.info("model %s version %d is ready", escape.line(name), number, extra={"model": name, "version": number})
         return version
 
     def _take(self, configs: Sequence[ModelConfig], progress: Progress) -> None:
@@ -326,13 +347,15 @@ class Versions:
                 version.close()
                 self._opened.pop(version)
                 if version.number not in served.get(version.model, {}):
-                    self._say(version.model, version.number, Status(State.END))
+                    self._say(version.model, version.number, Status(VersionState.END))
             raise
         if labels is not None:  # a label means its version from when there is one, up to when there is none
             both = {name: {**served.get(name, {}), **versions} for name, versions in fresh.items()}
             self.models.versions = {**served, **both}
             self.models.labels = labels
         self.models.versions = {**served, **fresh}
+        for version in opened:
+            self._say(version.model, version.number, Status(VersionState.AVAILABLE))
         kept = {*self.models}
         self._retire([version for versions in served.values() for version in versions.values() if version not in kept])
 
@@ -348,38 +371,37 @@ class Versions:
             version.retired = True
             self._closing.append(version)
             if version.number not in left.get(version.model, {}):
-                self._say(version.model, version.number, Status(State.UNLOADING))
+                self._say(version.model, version.number, Status(VersionState.UNLOADING))
 
     def _close_unused(self) -> None:
         """Closes versions that are served no more and whose requests are answered."""
-        unused = [version for version in self._closing if not version.users]
-        for version in unused:
+        for version in [version for version in self._closing if not version.users]:
             self._closing.remove(version)
             version.close(finish=True)
             self._opened.pop(version)
             for forget in self.models.closing:
                 forget(version)
-            where = {"model": version.model, "version": version.number}
-            _LOG.info("model %s version %d is closed", escape.line(version.model), version.number, extra=where)
             if version.number not in self.models.versions.get(version.model, {}):
-                self._say(version.model, version.number, Status(State.END))
-        if unused:
-            del version, unused
-            gc.collect()
+                self._say(version.model, version.number, Status(VersionState.END))
 
     def _say(self, name: str, number: int, status: Status) -> None:
-        """Has clients know a status."""
+        """Tells a status, to clients and in the log."""
+        level = logging.WARNING if status.why else logging.INFO
+        what = f"can not be opened: {status.why}" if status.why else status.state.name
+        where = {"model": name, "version": number}
+        _LOG.log(level, "model %s version %d: %s", escape.line(name), number, what, extra=where)
         known = {one: found for one, found in self.models.statuses.get(name, {}).items() if one != number}
-        ended = [one for one, found in known.items() if found.state in (State.START, State.END)]
+        ended = [one for one, found in known.items() if found.state in (VersionState.START, VersionState.END)]
         for one in ended[: len(ended) - _ENDED]:
             del known[one]
         self.models.statuses = {**self.models.statuses, name: {**known, number: status}}
 
     def _complain(self, name: str, why: str) -> None:
-        """Tells what is wrong with a model's folder, once."""
+        """Tells what is wrong with a model's folder, or the list of models (""), once."""
         if self._complaints.get(name) != why:
             self._complaints[name] = why
-            _LOG.warning("model %s: %s; its versions stay", escape.line(name), escape.line(why), extra={"model": name})
+            what = f"model {escape.line(name)}" if name else "the list of models"
+            _LOG.warning("%s: %s; versions of before stay", what, why, extra={"model": name})
 
 
 def _said(problem: MsplitError) -> str:

@@ -6,7 +6,6 @@ import re
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from msplit.api import load, pool
+from msplit.benchmark import timing
 from msplit.benchmark.benchmark import bench
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow import session
@@ -267,10 +267,10 @@ QUICK = Settings(duration=0, warmup=0, min_rounds=12, builds=1, max_burst=2)
 
 
 @pytest.mark.parametrize("build", [finite(1), lambda tf, v1: two_queues(tf, v1, rows=2)], ids=["dataset", "queues"])
-def test_a_bench_goes_on_where_the_data_end(build: Any, tmp_path: Path) -> None:
+def test_a_bench_goes_on_where_the_data_end(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = written(build, tmp_path)
-    # A run ends before its fewest rounds where they are slow beside the duration: on a busy machine beginnings are.
-    found = bench(flat, streams=(1, 2), engine="tensorflow", settings=replace(QUICK, duration=0.5))
+    monkeypatch.setattr(timing, "_SLOW", 1000)  # a run ends before its fewest rounds where a busy machine is slow
+    found = bench(flat, streams=(1, 2), engine="tensorflow", settings=QUICK)
     assert not found.result.failed  # both rows have the same batch at the same step, also behind the end
     warned = [line for line in found.result.warnings if "came to their end" in line]
     assert len(warned) == len(found.result.variants)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.serving.loadtest import fakes
 @pytest.fixture(scope="module", autouse=True)
 def forked_processes() -> Iterator[None]:
     """Processes begin with their imports done."""
-    with forked.instead():  # processes begin with their imports done
+    with mock.patch("msplit.engines.process.subprocess", forked.OWN):
         yield
 
 

@@ -51,7 +51,8 @@ def made(folder: str, threads: int, settings: PoolSettings, tell: Progress) -> P
     if Path(folder, "die").exists():
         os.kill(os.getpid(), signal.SIGKILL)
     shapes = {batch: {"x": (batch, 2), "k": ()} for batch in (1, 4)}
-    ports = Ports({"x": FLOAT, "k": FLOAT}, shapes, ({"x": 1, "k": 0}, {"y": 1, "twice": 0}))
+    counts = ({"x": 1, "k": 0}, {"y": 1, "twice": 0})
+    ports = Ports({"x": FLOAT, "k": FLOAT}, shapes, counts, max_rows=settings.max_rows)
     groups = int(settings.groups)
     slots = [(n * settings.priorities // groups, StepSlot({0: step}, ports)) for n in range(groups)]
     outputs = {"y": Port("float64", (None, 2)), "twice": Port("float64", ())}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
 
-from msplit.serving.pool.drivers import LoopDriver
+from msplit.serving.pool.drivers import LoopDriver, ThreadDriver
 from tests.serving.pool.scripted import BOTH, SOON, Script, Scripted, feeds, is_right, opened
 
 
@@ -137,3 +138,19 @@ def test_a_drive_that_fails_is_tried_again_with_the_next_request() -> None:
             assert len(driven) == count
 
     asyncio.run(ask())
+
+
+def test_two_threads_that_look_for_one_to_lead_take_none_twice() -> None:
+    """Between the look and the taking another thread may have taken the only one: its own answer was an IndexError then."""
+
+    class Taken(deque[Any]):
+        def __bool__(self) -> bool:
+            there = len(self) > 0
+            self.clear()  # as the other thread does
+            return there
+
+    with opened(Script()) as (pool, _):
+        driver: ThreadDriver = pool._driver
+        driver._waiters = Taken([threading.Lock()])
+        driver._promote()
+        assert is_right(pool.step(feeds(1)), feeds(1))

@@ -43,7 +43,9 @@ class Fates:
         assert number not in self.ends, f"request {number}: {self.ends[number]}, and then {how}"
         self.ends[number] = how
 
-    def request(self, number: int, rows: int, key: Any, level: int, now: float, deadline: float) -> Request:
+    def request(
+        self, number: int, rows: int, key: Any, level: int, now: float, deadline: float, admitted: bool = False
+    ) -> Request:
         claimed = []
 
         def claim() -> bool:
@@ -53,7 +55,7 @@ class Fates:
                 self.end(number, "cancelled")
             return number not in self.cancelled
 
-        return Request(rows, key, level, now, deadline, claim, future=number)
+        return Request(rows, key, level, now, deadline, claim, future=number, admitted=admitted)
 
 
 def number_of(request: Request) -> int:
@@ -71,6 +73,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.running: dict[int, Step] = {}
         self.waiting: dict[int, Request] = {}
         self.alone = 0
+        self.cleared = False
 
     def do(self, decision: Decision) -> None:
         """Does what was decided, and holds it against the rules."""
@@ -106,13 +109,15 @@ class SchedulerModel(RuleBasedStateMachine):
         key=st.sampled_from(["a", "b", None]),
         level=st.integers(0, LEVELS - 1),
         patience=st.sampled_from([NEVER, NEVER, 0.0, 2 * JOIN_WINDOW]),
+        admitted=st.sampled_from([False, False, False, True]),
     )
-    def put(self, rows: int, key: Any, level: int, patience: float) -> None:
+    def put(self, rows: int, key: Any, level: int, patience: float, admitted: bool) -> None:
         self.count += 1
-        request = self.fates.request(self.count, rows, key, level, self.now, self.now + patience)
+        request = self.fates.request(self.count, rows, key, level, self.now, self.now + patience, admitted)
         self.waiting[self.count] = request
-        stopped = bool(self.scheduler.closed or self.scheduler.lost)
-        if stopped or len(self.waiting) > 12:
+        closed = bool(self.scheduler.closed and (self.cleared or not admitted))
+        stopped = closed or self.scheduler.lost is not None
+        if stopped or (len(self.waiting) > 12 and not admitted):
             del self.waiting[self.count]
             with pytest.raises((Closed, DeviceLost) if stopped else Busy):
                 self.scheduler.put(request)
@@ -181,6 +186,7 @@ class SchedulerModel(RuleBasedStateMachine):
             self.scheduler.lost = DeviceLost("CUDA error", fix="start again")
             return
         self.scheduler.close()
+        self.cleared = self.cleared or how == "clear"
         for request in self.scheduler.clear() if how == "clear" else ():
             del self.waiting[number_of(request)]
             self.fates.end(number_of(request), "cleared")

@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "empty lists": (
         V1,
         lambda: b'{"inputs":{"x":[' + b"[]," * (TEXT // 6) + b"1]}}",
-        "largest batch|different lengths",
+        "largest request|different lengths",
     ),
     "a long integer": (V1, lambda: b'{"inputs":{"x":[' + b"9" * (4 * MB) + b"]}}", "JSON Parse error"),
     "brackets": (V1, lambda: b'{"inputs":{"x":' + b"[" * TEXT + b"}}", "JSON Parse error"),
@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "v2 numbers": (
         V2,
         lambda: b'{"inputs":[{"name":"k","datatype":"INT64","shape":[1,4],"data":[' + b"0," * (TEXT // 2) + b"1]}]}",
-        "largest batch",
+        "largest request",
     ),
 }
 TAKEN: dict[str, tuple[str, Callable[[], bytes], float]] = {

@@ -123,6 +123,23 @@ def test_answers_are_tensorflows(channel: Any, expected: Any, count: int, key: s
     assert list(response.outputs[OUTPUTS[0]].float_val) == found[OUTPUTS[0]].ravel().tolist()
 
 
+@pytest.mark.parametrize("count", [0, 9, 30])
+def test_any_number_of_rows_is_answered(channel: Any, server: Server, expected: Any, count: int) -> None:
+    """The largest step has 8."""
+    x = rows(count, count)
+    found = arrays(ask(channel, request_for("mmoe_small", {"x": x})))
+    for name, value in zip(OUTPUTS, expected(x), strict=True):
+        assert (found[name].shape, found[name].dtype) == (value.shape, value.dtype)
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+    status, document = server.http("/v1/models/mmoe_small:predict", {"inputs": {"x": x.reshape(count, 64).tolist()}})
+    if count:  # a list without a row says nothing of its width
+        assert status == 200, document
+        for name, value in zip(OUTPUTS, expected(x), strict=True):
+            np.testing.assert_allclose(document["outputs"][name], value, rtol=1e-4, atol=1e-5)
+    else:
+        assert status == 400
+
+
 def test_only_outputs_that_are_asked_for_are_sent(channel: Any, expected: Any) -> None:
     x = rows(2)
     request = request_for("mmoe_small", {"x": x})
@@ -229,8 +246,8 @@ HOSTILE = {
     "strings": (raw(x=tensor(7, (1, 64), string_val=[b"a"] * 64)), "INVALID_ARGUMENT", "float32"),
     "another rank": (raw(x=tensor(1, (128,), BYTES)), "INVALID_ARGUMENT", "x"),
     "another width": (raw(x=tensor(1, (4, 32), BYTES)), "INVALID_ARGUMENT", "x"),
-    "no rows": (raw(x=tensor(1, (0, 64))), "INVALID_ARGUMENT", "batch of 0"),
-    "too many rows": (raw(x=tensor(1, (9, 64), rows(9).tobytes())), "INVALID_ARGUMENT", "batch of 9"),
+    "too many rows": (raw(x=tensor(1, (2049, 64), rows(2049).tobytes())), "INVALID_ARGUMENT", "batch of 2049"),
+    "more rows of one value than a step has": (raw(x=tensor(1, (9, 64), float_val=[1.0])), "INVALID_ARGUMENT", "of 9"),
     "no input": (raw(), "INVALID_ARGUMENT", "no value for input x"),
     "an input too many": (
         raw(x=tensor(1, (2, 64), BYTES), y=tensor(1, (2, 64), BYTES)),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
-import logging
-import os
 import shutil
 import threading
 import time
 import urllib.request
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,18 +24,20 @@ pytest.importorskip("prometheus_client")
 
 from msplit.errors import LoadError  # noqa: E402
 from msplit.progress import Progress, silent  # noqa: E402
-from msplit.serving.server import messages, versions  # noqa: E402
-from msplit.serving.server.config import ModelConfig  # noqa: E402
+from msplit.serving.server import messages, tensors, versions  # noqa: E402
+from msplit.serving.server.config import ModelConfig, read_models  # noqa: E402
 from msplit.serving.server.metrics import Metrics  # noqa: E402
-from msplit.serving.server.models import State, Version, signature_of  # noqa: E402
+from msplit.serving.server.models import Version, VersionState, signature_of  # noqa: E402
 from msplit.serving.server.service import RequestContext, Service  # noqa: E402
 from msplit.serving.server.tensors import Refusal  # noqa: E402
-from msplit.serving.server.versions import Versions  # noqa: E402
+from msplit.serving.server.versions import Versions, Watch  # noqa: E402
 from tests.cli.runner import SAMPLES  # noqa: E402
 from tests.serving.server import trivial  # noqa: E402
+from tests.serving.server.asking import answer  # noqa: E402
 from tests.serving.server.running import Server, start  # noqa: E402
 
 SOON = 30.0
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
 def wait(true: Callable[[], Any]) -> None:
@@ -57,10 +60,11 @@ class Folder:
         self.hold.set()
 
     def add(self, number: int, text: str = "whole", name: str = "m") -> Path:
-        folder = self.path / name / str(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model").write_text(text)
-        return folder
+        written, folder = self.path / "written", self.path / name / str(number)
+        written.mkdir()
+        (written / "model").write_text(text)
+        folder.parent.mkdir(exist_ok=True)
+        return written.rename(folder)
 
     def open(self, name: str, number: int, path: Path, progress: Progress) -> Version:
         self.opened.append((name, number))
@@ -86,7 +90,7 @@ class Served:
     """Versions of a folder, with what a client sees."""
 
     def __init__(self, folder: Folder, *configs: ModelConfig, poll: float = 0.004) -> None:
-        self.versions = Versions(folder.open, poll)
+        self.versions = Versions(folder.open, Watch(poll))
         self.versions.start(configs or [folder.config()], silent)
         self.models = self.versions.models
         self.service = Service(self.models, Metrics(self.models))
@@ -143,7 +147,7 @@ def test_states_are_those_of_tensorflow_serving(folder: Folder) -> None:
         assert served.states() == {2: "AVAILABLE", 1: "UNLOADING"}
         context.leave()
         wait(lambda: served.states() == {2: "AVAILABLE", 1: "END"})
-    assert [int(state) for state in State] == [10, 20, 30, 40, 50]
+    assert [int(state) for state in VersionState] == [10, 20, 30, 40, 50]
 
 
 def test_requests_in_flight_are_answered_by_the_version_that_they_began_with(folder: Folder) -> None:
@@ -180,7 +184,7 @@ def test_a_broken_version_is_told_once_and_the_old_one_stays(folder: Folder, cap
         looks = len(folder.opened)
         time.sleep(0.04)
         assert len(folder.opened) == looks, "it was tried again without need"
-        assert caplog.text.count("model m version 2 can not be opened") == 1
+        assert caplog.text.count("model m version 2: can not be opened") == 1
         (broken / "model").write_text("whole")
         wait(lambda: served.states() == {2: "AVAILABLE", 1: "END"})
 
@@ -196,18 +200,21 @@ def test_a_version_that_had_no_room_is_tried_again(folder: Folder, monkeypatch: 
 
 
 def test_a_folder_that_is_still_being_written_is_not_taken(folder: Folder) -> None:
-    with Served(folder, poll=0.02) as served:
-        with (folder.add(2, "w") / "model").open("a") as file:
-            for part in ("h", "o", "l"):
-                for _ in range(5):  # the file grows between any two looks
-                    file.write(part[:1] if _ == 0 else "")
-                    file.flush()
-                    os.utime(file.name)
-                    time.sleep(0.004)
+    with Served(folder, poll=0.0) as served:
+        half = folder.path / "m" / "2"
+        for write in (
+            half.mkdir,
+            lambda: (half / "part").write_text("of it"),
+            lambda: (half / "part").rename(half / "model"),
+            lambda: (half / "model").write_text("whole"),
+        ):
+            write()
+            served.versions._look()
             assert served.numbers() == [1]
+            assert served.states()[2] == "START"
             assert ("m", 2) not in folder.opened
-            file.write("e")
-        wait(lambda: served.numbers() == [2])
+        served.versions._look()
+        assert served.numbers() == [2]
         assert folder.opened.count(("m", 2)) == 1
 
 
@@ -225,12 +232,12 @@ def test_what_is_written_while_it_is_opened_is_opened_anew(folder: Folder) -> No
 def test_a_base_path_that_is_gone_changes_nothing(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     with Served(folder) as served:
         (folder.path / "m").rename(folder.path / "away")
-        wait(lambda: "its versions stay" in caplog.text)
+        wait(lambda: "versions of before stay" in caplog.text)
         assert served.numbers() == [1]
         (folder.path / "away").rename(folder.path / "m")
         folder.add(2)
         wait(lambda: served.numbers() == [2])
-    assert caplog.text.count("its versions stay") == 1
+    assert caplog.text.count("versions of before stay") == 1
 
 
 def test_without_a_wait_nothing_is_looked_for(folder: Folder) -> None:
@@ -238,7 +245,7 @@ def test_without_a_wait_nothing_is_looked_for(folder: Folder) -> None:
         folder.add(2)
         time.sleep(0.03)
         assert served.numbers() == [1]
-        served.versions.load("m").result(SOON)
+        served.versions.change("load", "m").result(SOON)
         assert served.numbers() == [2]
 
 
@@ -247,7 +254,7 @@ def test_a_server_that_stops_waits_for_no_version_to_be_opened(folder: Folder) -
         folder.hold.clear()
         folder.add(2)
         wait(lambda: ("m", 2) in folder.opened)
-        asked = served.versions.load("m")
+        asked = served.versions.change("load", "m")
     assert not served.versions._thread.is_alive()
     with pytest.raises(Refusal, match="the server is stopping"):
         asked.result(SOON)
@@ -256,7 +263,7 @@ def test_a_server_that_stops_waits_for_no_version_to_be_opened(folder: Folder) -
 def test_load_and_unload(folder: Folder) -> None:
     with Served(folder) as served:
         first = served.models.find("m")
-        served.versions.unload("m").result(SOON)
+        served.versions.change("unload", "m").result(SOON)
         assert served.numbers() == []
         with pytest.raises(Refusal, match="not found"):
             served.models.find("m")
@@ -264,19 +271,19 @@ def test_load_and_unload(folder: Folder) -> None:
         folder.add(2)
         time.sleep(0.03)
         assert served.numbers() == [], "a model that was unloaded comes back by load only"
-        served.versions.load("m").result(SOON)
+        served.versions.change("load", "m").result(SOON)
         assert served.numbers() == [2]
         (folder.path / "m" / "2" / "model").write_text("whole")  # written anew, as --force does
         second = served.models.find("m")
-        served.versions.load("m").result(SOON)
+        served.versions.change("load", "m").result(SOON)
         assert served.models.find("m") not in (first, second)
         (folder.path / "m" / "2" / "model").write_text("half")
         with pytest.raises(Refusal, match="is broken"):
-            served.versions.load("m").result(SOON)
+            served.versions.change("load", "m").result(SOON)
         assert served.states()[2] == "AVAILABLE"
-        for ask in (served.versions.load, served.versions.unload):
+        for kind in ("load", "unload"):
             with pytest.raises(Refusal, match="no model 'nobody'"):
-                ask("nobody").result(SOON)
+                served.versions.change(kind, "nobody").result(SOON)
 
 
 def listed(**models: tuple[Path, dict[str, int]]) -> Any:
@@ -295,7 +302,7 @@ def test_a_configuration_is_taken_whole_or_not_at_all(folder: Folder) -> None:
     with Served(folder) as served:
         one = served.models.find("m")
         m, n, o = (folder.path / name for name in "mno")
-        served.versions.reload(listed(m=(m, {"stable": 1}), n=(n, {}))).result(SOON)
+        served.versions.change("reload", listed(m=(m, {"stable": 1}), n=(n, {}))).result(SOON)
         assert (served.numbers("m"), served.numbers("n")) == ([1], [7])
         assert served.models.find("m") is one, "it was opened once more"
         assert served.models.find("m", label="stable") is one
@@ -306,14 +313,77 @@ def test_a_configuration_is_taken_whole_or_not_at_all(folder: Folder) -> None:
             (messages.ModelServerConfig(), "no model_config_list"),
         ):
             with pytest.raises(Refusal, match=said):
-                served.versions.reload(config).result(SOON)
+                served.versions.change("reload", config).result(SOON)
             assert (served.numbers("m"), served.numbers("n"), served.numbers("o")) == ([1], [7], [])
             assert served.models.find("m", label="stable") is one
-        served.versions.reload(listed(n=(n, {}))).result(SOON)
+        served.versions.change("reload", listed(n=(n, {}))).result(SOON)
         assert (served.numbers("m"), served.numbers("n")) == ([], [7])
         wait(lambda: served.states("m") == {1: "END"})
         folder.add(9, name="n")
         wait(lambda: served.numbers("n") == [9])
+
+
+def test_versions_in_a_row_leave_nothing_behind(folder: Folder) -> None:
+    """Of each a request over gRPC and one over HTTP's way; afterwards there is as much of everything as with the first ones."""
+    known = weakref.WeakSet[Version]()
+
+    def left() -> tuple[int, ...]:
+        metrics, statuses = served.service.metrics, served.models.statuses["m"]
+        inside = (metrics._known, metrics._answers._metrics, metrics._seconds._metrics, served.service.heads._known)
+        versions = served.versions
+        own = (statuses, versions._seen, versions._failed, versions._opened, versions._closing, *inside)
+        return threading.active_count(), *map(len, own)
+
+    async def ask(number: int) -> None:
+        request = messages.PredictRequest()
+        request.model_spec.name = "m"
+        tensors.to_tensor_proto(np.ones((1, trivial.WIDTH), np.float32), request.inputs["x"], as_content=True)
+        status, data = await answer(served.service, PREDICT, request.SerializeToString(), None)
+        assert (status, messages.PredictResponse.FromString(data).model_spec.version.value) == (0, number)
+
+    with Served(folder) as served:
+        for number in range(2, 82):
+            folder.add(number)
+            wait(lambda number=number: served.states().get(number) == "AVAILABLE")
+            known.add(served.models.find("m"))
+            asyncio.run(ask(number))
+            shutil.rmtree(folder.path / "m" / str(number - 1), ignore_errors=True)
+            wait(lambda: not served.versions._closing and len(served.numbers()) == 1)
+            if number == 21:
+                before = left()
+        assert left() == before
+        gc.collect()
+        assert len(known) <= 2, "a version is kept"
+
+
+def test_a_list_of_models_is_read_again(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    """What is in it holds once it is changed; up to then, what a client asked for. A list that is wrong changes nothing, and is told."""
+    folder.add(3, name="n")
+    file = folder.path / "models.config"
+
+    def write(*names: str) -> None:
+        text = "".join(f"config {{ name: '{name}' base_path: '{folder.path / name}' }}" for name in names)
+        written = folder.path / "list"
+        written.write_text(f"model_config_list {{ {text} }}")
+        written.rename(file)
+
+    write("m")
+    made = Versions(folder.open, Watch(0.0, lambda: read_models(file), 0.004))
+    with contextlib.closing(made):
+        made.start(read_models(file), silent)
+        made.change("reload", listed(n=(folder.path / "n", {}))).result(SOON)
+        time.sleep(0.03)
+        assert {*made.models.versions} == {"n"}
+        write("m", "n")
+        wait(lambda: {*made.models.versions} == {"m", "n"})
+        write("m", "m")
+        wait(lambda: "two models called 'm'" in caplog.text)
+        write("n", "o")
+        wait(lambda: "no such file" in caplog.text)
+        assert {*made.models.versions} == {"m", "n"}
+        folder.add(1, name="o")
+        wait(lambda: {*made.models.versions} == {"n", "o"})
+    assert caplog.text.count("the list of models") == 2
 
 
 # --- The real server
@@ -394,7 +464,7 @@ def test_clients_see_versions_come_and_go(server: tuple[Server, Path], build: Pa
             )
 
         open_method("RepositoryModelLoad", model_name="m")
-        assert [(one.version, one.state) for one in open_method("RepositoryIndex").models][0] == ("2", "READY")
+        assert next((one.version, one.state) for one in open_method("RepositoryIndex").models) == ("2", "READY")
         with pytest.raises(grpc.RpcError, match="no model 'nobody'"):
             open_method("RepositoryModelUnload", model_name="nobody")
 
@@ -422,4 +492,4 @@ def test_clients_see_versions_come_and_go(server: tuple[Server, Path], build: Pa
         assert [(one.version, one.state, one.status.error_code) for one in found] == [(2, 30, 0)]
     code, said = running.stop()
     assert code == 0
-    assert said.count("model m version 2 can not be opened") == 1
+    assert said.count("model m version 2: can not be opened") == 1

@@ -23,7 +23,7 @@ from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import SimulatedSlot, StepSlot
 from msplit.serving.server import logs, run
-from msplit.serving.server.models import Models, State, Status, Version, signature_of
+from msplit.serving.server.models import Models, Status, Version, VersionState, signature_of
 
 BATCHES = (1, 4)
 WIDTH = 8
@@ -77,7 +77,7 @@ def main() -> None:
     logging = logs.logging_to(say, as_json=told["log"] == "json") if "log" in told else contextlib.nullcontext()
     with logging, pool() as made, run.held(where) as ports:
         models, only = (
-            Models({}, opening=["double"], statuses={"double": {1: Status(State.LOADING)}}),
+            Models({}, opening=["double"], statuses={"double": {1: Status(VersionState.LOADING)}}),
             signature_of(made, None),
         )
         try:

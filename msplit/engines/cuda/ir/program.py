@@ -19,7 +19,9 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +35,7 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op
 from msplit.errors import EngineError
+from msplit.progress import during
 
 REPORT = "please report this: it is a bug in msplit; run the model with another engine meanwhile (--engine tensorflow)"
 """Remedy for faults of the engine itself."""
@@ -199,6 +202,33 @@ class Placed:
             gone = weakref.ref(array, lambda _: self._made.pop(number, None))  # another array may get its number
             self._made[number] = gone, weakref.ref(tensor)
         return tensor
+
+
+_LEAST = 1 << 20
+"""Bytes of constants that are worth to be compared with what is there."""
+
+_AT_ONCE = 1 << 26
+"""Bytes that are compared at once."""
+
+_there: ContextVar[Mapping[Key, torch.Tensor]] = ContextVar("msplit_constants", default=MappingProxyType({}))
+
+
+def sharing(constants: Mapping[Key, torch.Tensor]) -> contextlib.AbstractContextManager[object]:
+    """A block in which programs share large constants with another program where these have the same values: no second copy is made."""
+    return during(_there, constants)
+
+
+def same_there(key: Key, array: NDArray[Any], place: torch.device) -> torch.Tensor | None:
+    """The constant of `sharing` that is equal to an array to the bit; None where there is none on the device."""
+    found = _there.get().get(key)
+    if found is None or array.nbytes < _LEAST or not found.is_contiguous() or tuple(found.shape) != array.shape:
+        return None
+    if found.device != Device.of(place).place or dtype_name(found.dtype) != array.dtype.name:
+        return None
+    held, own = found.view(-1).view(torch.uint8), np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    pieces = range(0, own.size, _AT_ONCE)
+    equal = (torch.equal(held[at : at + _AT_ONCE], to_torch(own[at : at + _AT_ONCE], place)) for at in pieces)
+    return found if all(equal) else None
 
 
 BUFFER, JOINED = "_Buffer", "_Joined"

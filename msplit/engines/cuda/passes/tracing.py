@@ -155,7 +155,9 @@ class Tracer:
                 raise EngineError("a node reads an output that no node has", fix="export the model again")
             op, place = self.filters.get(key), self.place(self.constant_gpus.get(key, 0))
             if op is None:
-                tensor = Device.of(place).owned(program.Placed).of(self.static[key])
+                array = self.static[key]
+                tensor = program.same_there(key, array, place)
+                tensor = Device.of(place).owned(program.Placed).of(array) if tensor is None else tensor
             else:
                 tensor = to_torch(self.static[key], place)
                 channels_last = keeps_channels_last(Node(op.name, op.op, op.attrs, self.nchw))

@@ -26,6 +26,7 @@ from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.executables import Compiled, executable_for, executable_of, untimed_plan
 from msplit.engines.cuda.runtime.host import HostPart, StepCounter, Wrapped
 from msplit.engines.cuda.runtime.stream_program import arrange
+from msplit.engines.cuda.stored import renewal
 from msplit.engines.cuda.stored.program import Restored, Weights, pack, unpack
 from msplit.schedule.plan import Plan
 
@@ -202,6 +203,8 @@ class Builds:
     """Names of facts that a build was made for and that may differ: machine code and captured graphs do not depend on it."""
     open = Opened
     """Brings a build's weights and kernels to the device."""
+    renewal = renewal
+    """Has programs that run take over other values."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,21 +21,18 @@ from msplit.core.dag import Dag
 from msplit.engines.base import STEPS, Arrays
 from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, torch_dtype
-from msplit.engines.cuda.ir.graph import FUSED, Key, Op, OpGraph
-from msplit.engines.cuda.ir.interpret import LoweringCall
-from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.graph import FUSED, Key, OpGraph
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.windows import ROUNDS, TILES
 from msplit.engines.cuda.kernels.codec import decode, decode_array, encode, encode_array
 from msplit.engines.cuda.ops.fused import KERNEL
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
-from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, observe, packed_layouts, unpacked_layouts
-from msplit.engines.cuda.passes.pointwise_fusion.outline import Body
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, observe
 from msplit.engines.cuda.passes.tracing import trace
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove, untimed_plan
-from msplit.errors import EngineError
+from msplit.engines.cuda.stored.steps import key_of, pack_step, unpack_step
 from msplit.schedule.plan import Plan
 
 ALIGNED = 512
@@ -46,21 +43,29 @@ _LARGEST = 1 << 40
 
 @dataclass
 class Weights:
-    """Blocks of memory to be written behind each other.
+    """Blocks of memory to be written behind each other. Those of several programs that are equal are one; those of one program are apart,
+    since they may get different values later.
 
     Attributes:
-        blocks: By content, where a block begins, and its bytes.
+        blocks: By content, and by how many others of a program are equal, where a block begins, and its bytes.
         size: Bytes in all.
     """
 
-    blocks: dict[str, tuple[int, torch.Tensor]] = field(default_factory=dict)
+    blocks: dict[tuple[str, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
     size: int = 0
+    _of_program: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Begins a further program."""
+        self._of_program.clear()
 
     def add(self, tensor: torch.Tensor) -> list[Any]:
         """Keeps the memory that a tensor lies in. Where the tensor will be: type, shape, strides, and first element of all memory."""
         storage = tensor.untyped_storage()
         data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).cpu()
-        name = hashlib.sha256(data.numpy().data).hexdigest()
+        content = hashlib.sha256(data.numpy().data).hexdigest()
+        equal = self._of_program.setdefault(content, {})
+        name = content, equal.setdefault(storage.data_ptr(), len(equal))
         if name not in self.blocks:
             self.blocks[name] = self.size, data
             self.size += data.numel() + -data.numel() % ALIGNED
@@ -105,9 +110,6 @@ def tensor_of(data: Any, memory: torch.Tensor) -> torch.Tensor:
 _CHOSEN = (TILE, WIDE, TILES, KERNEL, ROUNDS)
 """Attributes that hold what was measured or compiled for one GPU."""
 
-_OF_STEP = ("outputs", "launches", "bytes", "bases", "varying", "traffic", "scattered")
-"""Fields of a step that are kept as they are, by their names."""
-
 
 @dataclass(frozen=True, eq=False)
 class Restored:
@@ -134,14 +136,16 @@ def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
         EngineError: Something in it can not be stored; the message names it.
     """
     program = compiled.program
+    weights.begin()
     read = {key for step in program.steps for key in step.inputs} | set(program.fetches.values())
     shapes = {key: shape for key, shape in compiled.optimized.graph.shapes.items() if key in read}
     stored = plan_binding.store(program, plan)
     data = {
         "layout": compiled.layout,
         "facts": encode(dict(compiled.facts)),
-        "steps": [_pack_step(step) for step in program.steps],
-        "constants": [[*key, weights.add(tensor)] for key, tensor in program.constants.items() if key in read],
+        "steps": [pack_step(step) for step in program.steps],
+        # In an order that does not depend on the batch, so that of equal ones the same are one.
+        "constants": [[*key, weights.add(program.constants[key])] for key in sorted(program.constants) if key in read],
         "feeds": {name: list(key) for name, key in program.feeds.items()},
         "fetches": {name: list(key) for name, key in program.fetches.items()},
         "known": {name: encode_array(value) for name, value in program.known.items()},
@@ -152,35 +156,6 @@ def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
         "groups": [[group.kind, list(group.nodes), group.stream] for group in stored.groups],
     }
     return json.dumps(data, separators=(",", ":")).encode()
-
-
-def _pack_step(step: KernelCall) -> dict[str, Any]:
-    op, call = step.op, step.call
-    assert isinstance(call, LoweringCall)
-    attrs = {name: value for name, value in call.op.attrs.items() if name not in ("body", "kernel")}
-    body, kernel = call.op.attrs.get("body"), call.op.attrs.get("kernel")
-    try:
-        packed, packed_body = encode(attrs), None if body is None else body.packed()
-    except TypeError as problem:
-        raise EngineError(f"{op.op}: {problem}", where=f"node {op.name}", fix="report a bug in msplit") from None
-    return {
-        "name": op.name,
-        "op": call.op.op,
-        "node": op.node,
-        "attrs": packed,
-        "body": packed_body,
-        "kernel": None if kernel is None else packed_layouts(kernel.layouts),
-        "inputs": op.inputs,
-        "source_nodes": op.source_nodes,
-        "batch": op.batch,
-        "replaces": op.replaces,
-        "reads": step.inputs,
-        "bound": {str(slot): encode_array(value) for slot, value in call.bound.items()},
-        "unknown": call.unknown,
-        "nchw": call.nchw,
-        "mixed": call.mixed,
-        **{name: getattr(step, name) for name in _OF_STEP},
-    }
 
 
 def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> Restored:
@@ -198,7 +173,7 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
     """
     found = json.loads(data)
     compiler = Compiler(memory.device)
-    steps = tuple(_unpack_step(one, compiler if fits else None) for one in found["steps"])
+    steps = tuple(unpack_step(one, compiler if fits else None) for one in found["steps"])
     program = _program(found, steps, memory)
     feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     feeds = {name: feeds[name] for name in program.feeds}  # others are the host's
@@ -222,8 +197,8 @@ def _program(found: Mapping[str, Any], steps: tuple[KernelCall, ...], memory: to
     program = Program(
         steps,
         {(node, port): tensor_of(where, memory) for node, port, where in found["constants"]},
-        {name: _key(key) for name, key in found["feeds"].items()},
-        {name: _key(key) for name, key in found["fetches"].items()},
+        {name: key_of(key) for name, key in found["feeds"].items()},
+        {name: key_of(key) for name, key in found["fetches"].items()},
         {name: decode_array(value) for name, value in found["known"].items()},
         Dag.of(len(steps), [before for before, _ in edges], [after for _, after in edges]),
         tuple(found["dynamic"]),
@@ -231,32 +206,6 @@ def _program(found: Mapping[str, Any], steps: tuple[KernelCall, ...], memory: to
     )
     _check(program)
     return program
-
-
-def _unpack_step(one: Mapping[str, Any], compiler: Compiler | None) -> KernelCall:
-    """A step as it was packed. The kernel of a fused op is made by the compiler; without one its members run one by one."""
-    names, inputs = one["source_nodes"], [_key(key) for key in one["inputs"]]
-    op = Op(one["node"], one["name"], one["op"], decode(one["attrs"]), inputs, names, one["batch"], one["replaces"])
-    if op.op == FUSED:
-        op.attrs["body"] = Body.unpacked(one["body"])
-        op.attrs["kernel"] = None if compiler is None else _kernel(one, op, compiler)
-    bound = {int(slot): decode_array(value) for slot, value in one["bound"].items()}
-    call = LoweringCall(table()[op.op], op, bound, tuple(one["unknown"]), bool(one["nchw"]), bool(one.get("mixed")))
-    fields = {name: one[name] for name in _OF_STEP} | {"bases": tuple(one["bases"])}
-    return KernelCall(op, call, tuple(_key(key) for key in one["reads"]), bound=bound, **fields)
-
-
-def _kernel(one: Mapping[str, Any], op: Op, compiler: Compiler) -> Kernel | None:
-    """The kernel of a fused op; compiled where the store has none. None runs its members one by one."""
-    if one["kernel"] is None:
-        return None
-    kernel = compiler.kernel(op.attrs["body"], unpacked_layouts(one["kernel"]))
-    return None if isinstance(kernel, str) else kernel
-
-
-def _key(data: Sequence[int]) -> Key:
-    node, port = data
-    return int(node), int(port)
 
 
 def _check(program: Program) -> None:

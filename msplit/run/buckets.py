@@ -1,0 +1,167 @@
+"""Batches of a model: any number of rows is run in steps of those that are ready, which are filled up, cut, and joined again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msplit.analysis.rows.walk import independent_rows
+from msplit.engines.base import Arrays, Executable, Feeds, Following, is_tensor
+from msplit.engines.tensors import joined, part, pieces, tensor
+from msplit.errors import EngineError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.run.request import RunRequest
+
+Counts = tuple[Mapping[str, int], Mapping[str, int]]
+"""Of inputs and of outputs, how many entries of the leading dimension belong to a row; 0: it has no rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowProof:
+    """Rows of a model, and whether they are independent.
+
+    Attributes:
+        counts: Where they are; None where that was not shown.
+        mixes: Why it was not.
+        row: A legal row of each input that has rows, where rows are independent.
+        batch: Rows of the step that it was taken from.
+    """
+
+    counts: Counts | None
+    mixes: str
+    row: Arrays
+    batch: int
+
+    @classmethod
+    def of(cls, counts: Counts | None, mixes: str, feeds: Arrays) -> RowProof:
+        """Makes it of what `rows_of` gives and inputs of a step, which are legal."""
+        entries = {name: count for name, count in (counts[0] if counts is not None else {}).items() if count}
+        row = {name: feeds[name][:count].copy() for name, count in entries.items()}
+        return cls(counts, mixes, row, _batch(feeds, counts, ()))
+
+
+def rows_of(flat: FlatGraph, request: RunRequest) -> tuple[Counts | None, str]:
+    """Entries per row of inputs and outputs, as `Manifest.rows` has them; or None, and why rows are not independent."""
+    try:
+        found = independent_rows(flat, shapes=request.workload.shapes)
+        found.check()
+    except MsplitError as problem:
+        return None, "; ".join([problem.what, *problem.details])
+    return (found.inputs, found.outputs), ""
+
+
+class Buckets(Executable):
+    """Executables of one model for several batches. See `engines.base.Executable`; what has no inputs is of the largest.
+
+    Args:
+        buckets: By batch.
+    """
+
+    def __init__(self, buckets: Mapping[int, Executable], proof: RowProof) -> None:
+        self._buckets, self._proof = dict(sorted(buckets.items())), proof
+        self._most, self._largest = next(reversed(self._buckets.items()))
+
+    def step(self, feeds: Feeds) -> dict[str, Any]:
+        """A step of any batch that there is a bucket of; where rows are independent of any other, too, in several steps if need be.
+
+        Raises:
+            EngineError: Rows are not independent, and no bucket has so many.
+        """
+        return self._step(feeds, lambda bucket, filled: bucket.step(filled))
+
+    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
+        """See `Executable`."""
+        return self._step(feeds, lambda bucket, filled: bucket.step_on_device(filled))
+
+    def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
+        """See `Executable`: where the next step is one of the same batch, and that is a bucket. Others are not sent ahead."""
+        batch = self.batch(feeds)
+        if batch not in self._buckets:
+            outputs = self.step_on_device(feeds) if on_device else self.step(feeds)
+            then()
+            return outputs
+
+        def following() -> Feeds | None:
+            found = then()
+            with contextlib.suppress(EngineError):  # its own step says so
+                return found if found is not None and self.batch(found) == batch else None
+            return None
+
+        return self._step(feeds, lambda bucket, filled: bucket.step_prefetching(filled, following, on_device=on_device))
+
+    def _step(self, feeds: Feeds, step: Callable[[Executable, Feeds], dict[str, Any]]) -> dict[str, Any]:
+        batch = self.batch(feeds)
+        if batch in self._buckets:
+            return step(self._buckets[batch], feeds)
+        if self._proof.counts is None:
+            raise EngineError(
+                f"a batch of {batch} is none of those that were built ({', '.join(map(str, self._buckets))}), "
+                f"and it can not be cut or filled up to them: {self._proof.mixes}",
+                fix="build that batch, too",
+            )
+        entries, made = self._proof.counts
+
+        def one(given: Feeds, start: int, end: int) -> dict[str, Any]:
+            """Runs a step on some rows, filled up to the next larger bucket."""
+            bucket = next(size for size in self._buckets if size >= end - start)
+            filled = {name: part(value, start, end, entries.get(name, 0)) for name, value in given.items()}
+            if bucket > end - start:
+                filled = {
+                    name: _filled(value, end - start, bucket, entries[name]) if entries.get(name) else value
+                    for name, value in filled.items()
+                }
+            outputs = step(self._buckets[bucket], filled)
+            return {name: part(value, 0, end - start, made.get(name, 0)) for name, value in outputs.items()}
+
+        given = {name: tensor(name, value) if is_tensor(value) else value for name, value in feeds.items()}
+        if not batch:  # a legal row, of which nothing is given out
+            return joined([one({**given, **self._proof.row}, 0, 1)], made, 0)
+        return joined([one(given, start, end) for start, end in pieces(batch, self._most)], made, batch)
+
+    def batch(self, feeds: Feeds) -> int:
+        """Rows of the inputs of a step; without knowing which have rows, by what the first one has.
+
+        Raises:
+            EngineError: Inputs have different numbers of rows.
+        """
+        return _batch(feeds, self._proof.counts, self._buckets)
+
+    def launch(self) -> None:
+        """See `Executable`."""
+        self._largest.launch()
+
+    def device_times(self, count: int) -> list[float] | None:
+        """See `Executable`."""
+        return self._largest.device_times(count)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Those of the largest, and the batches."""
+        return {**self._largest.facts(), "batches": tuple(self._buckets)}
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for executable in self._buckets.values():
+            executable.close()
+
+
+def _batch(feeds: Feeds, counts: Counts | None, known: Container[int]) -> int:
+    entries = counts[0] if counts is not None else dict.fromkeys(feeds, 1)
+    sizes = {
+        name: feeds[name].shape[0] / count
+        for name, count in entries.items()
+        if count and name in feeds and len(getattr(feeds[name], "shape", []))
+    }
+    if counts is None:
+        return int(next((size for size in sizes.values() if size in known), next(iter(sizes.values()), 0)))
+    if len(set(sizes.values())) > 1 or not all(size.is_integer() for size in sizes.values()):
+        said = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
+        raise EngineError(f"inputs have different numbers of rows: {said}", fix="give all of them the same batch")
+    return int(next(iter(sizes.values()), 0))
+
+
+def _filled(value: Any, batch: int, bucket: int, entries: int) -> Any:
+    """An input with its first row repeated at the end: what is a legal row, an index in range for example, is one there, too."""
+    first = list(range(entries))
+    return value[[*range(batch * entries), *first * (bucket - batch)]]
