@@ -190,7 +190,8 @@ def empty(port: int, rest: int) -> None:
     with Pool(ports, [(0, slot)], PoolSettings(groups=1), about) as made, run.held(where) as held:
         only = signature_of(made, None)
         models = Models({"m": {1: Version("m", 1, {only.name: only})}})
-        run.run(models, where, held, ready=lambda: print("ready:", flush=True), log=print)
+        with run.answering(models, where, held) as server:
+            server.wait(lambda: print("ready:", flush=True))
 
 
 @dataclass

@@ -22,7 +22,13 @@ from google.protobuf import descriptor_pb2
 ROOT = Path(__file__).parent.parent / "msplit"
 DATA = ROOT / "serving" / "server" / "data"
 HAVE = ROOT / "opset" / "data" / "tensorflow_protos.binpb"
-SERVING = ("apis.predict", "apis.get_model_metadata", "apis.get_model_status", "config.model_server_config")
+SERVING = (
+    "apis.predict",
+    "apis.get_model_metadata",
+    "apis.get_model_status",
+    "apis.model_management",
+    "config.model_server_config",
+)
 NOTICE = """\
 messages.binpb holds descriptors of messages, compiled from .proto files of TensorFlow Serving {version}
 (https://github.com/tensorflow/serving), of TensorFlow, of Protocol Buffers (google/protobuf/*), and from the .proto files beside it, which

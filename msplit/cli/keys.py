@@ -208,6 +208,7 @@ KEYED = {
         "address",
         "HOST:PORT|KEY=VALUE",
     ),
+    "--log": Keyed("How it logs, on stderr; keys below.", "format", "json|text|KEY=VALUE"),
     "--save": Keyed("Folder for checkpoints. Further keys below.", "folder", "DIR|KEY=VALUE"),
     "--hosts": Keyed(
         "The hosts that train together: a ClusterSpec as JSON, or keys below; where nothing names any, what TF_CONFIG holds.",

@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,9 +60,15 @@ class Served:
         type=options.Parsed("name=path", _named),
         help="A model, or a folder of versions, by name. Repeatable.",
     )
-    model_name: str | None = option(help="What clients call the model (default: its file's or folder's name).")
+    model_name: str | None = option(hidden=True, help="Name of the one model that is given; see --model.")
     model_base_path: Path | None = option(hidden=True, help="The same as MODELS.")
     model_config_file: Path | None = option(help="Models in TensorFlow Serving's text format.")
+    file_system_poll_wait_seconds: float = option(
+        default=1.0, type=click.FloatRange(0), hidden=True, help="Seconds between two looks for new versions; 0: none."
+    )
+    model_config_file_poll_wait_seconds: float = option(
+        default=0.0, type=click.FloatRange(0), hidden=True, help="Seconds between two readings of that file; 0: one."
+    )
     signatures: Sequence[str] = key(
         "--part",
         "Signatures to serve, or all (none: serving_default, or the only one). Each has weights of its own.",
@@ -124,12 +131,19 @@ class Doors:
     timeout: float | None = option(
         type=click.FloatRange(0, min_open=True), help="Seconds that a request without a deadline waits."
     )
+    lame_duck: float = option(
+        default=0.0, type=click.FloatRange(0), help="Seconds that it goes on answering, but not ready, after SIGTERM."
+    )
     grace: float = option(
-        default=10.0, type=click.FloatRange(0), help="Seconds that requests have to end after SIGTERM."
+        default=10.0, type=click.FloatRange(0), help="Seconds that requests in flight have after that."
     )
     max_message_mib: int = option(default=64, type=click.IntRange(1, 2047), help="Size of the largest request.")
     enable_serialization_as_tensor_content: bool = option(
         **_switch(False), help="Answer in tensor_content, not in float_val and its kin."
+    )
+    log_format: str = key("--log", "Form of a line.", click.Choice(["text", "json"]), "text", name="format")
+    access_log: float = key(
+        "--log", "Share of the requests that are logged.", click.FloatRange(0, 1), 0.0, name="access"
     )
 
     def listening(self) -> Listening:
@@ -147,9 +161,11 @@ class Doors:
             port=self.port,
             rest_port=self.rest_api_port,
             most=self.max_message_mib << 20,
+            lame_duck=self.lame_duck,
             grace=self.grace,
             as_content=self.enable_serialization_as_tensor_content,
             timeout=self.timeout,
+            access=self.access_log,
         )
 
 
@@ -168,16 +184,26 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
     Options go by TensorFlow Serving's names, too, such as --rest_api_port. This executes the models.
     """
     _require()
-    from msplit.serving.server import making, run
+    from msplit.serving.server import logs, making, run, versions
 
+    as_json = doors.log_format == "json"
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
     tags = served.saved_model_tags if served.tags is None else served.tags
-    with run.held(where) as ports, ExitStack() as stack:
+    reread = 0.0 if served.model_config_file is None else served.model_config_file_poll_wait_seconds
+    polling = versions.Polling(served.file_system_poll_wait_seconds, served.configs, reread)
+    opener = making.opener(request, settings, tags=tags, signatures=served.signatures, polling=polling)
+    with (
+        logs.logging_to(output.tell, as_json=as_json),
+        run.held(where) as ports,
+        closing(opener) as opened,
+        run.answering(opened.models, where, ports) as server,
+    ):
+        logs.LOG.info("listening, not ready: models are being opened")
         with telling() as tell:
-            ready = making.ready(configs, request, settings, tags=tags, signatures=served.signatures, progress=tell)
-            models = stack.enter_context(ready)
-        return run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
+            opened.start(configs, tell)
+        gc.freeze()  # to look through all of PyTorch for garbage takes 0.2 s, in which no request is answered; new versions bring some
+        return server.wait(lambda: _say(opened.models, where, logs.LOG.info if as_json else output.say))
 
 
 def _require() -> None:
@@ -189,21 +215,21 @@ def _require() -> None:
         raise MsplitError(f"serving takes what is not installed here: {', '.join(missing)}", fix=INSTALL_SERVING)
 
 
-def _say(models: Models, where: Listening) -> None:
+def _say(models: Models, where: Listening, say: Callable[[str], None]) -> None:
     """Says what is served, and where."""
     for version in models:
         for signature in version.signatures.values():
             pool = signature.pool
             batches = f", batches {','.join(map(str, pool.batches))}" if pool.batches else ""
-            output.say(
+            say(
                 f"{escape.visible(version.model)} version {version.number}, {escape.visible(signature.name)}: {pool.about.label}{batches}"
             )
             for note in pool.about.notes:
-                options.note(f"note: {note}")
+                (options.note if say is output.say else say)(f"note: {note}")
     doors = [
         f"{kind} on {where.host}:{port}" for kind, port in (("gRPC", where.port), ("HTTP", where.rest_port)) if port
     ]
-    output.say(f"ready: {' and '.join(doors)}")
+    say(f"ready: {' and '.join(doors)}")
 
 
 @click.command()

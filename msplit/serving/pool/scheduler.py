@@ -140,6 +140,7 @@ class Scheduler:
         queue: Requests that wait. `queue.count` and `queue.next_time` may be read without the lock, as may the next three.
         running: Steps that run.
         alone: Those among them that the thread which brought the request runs itself.
+        steps_of: Bucket -> number of its steps that ran in this process.
         lost: Error of the device, set by the caller when it fails; no more requests are taken then.
         paused: True while no step is started; requests wait.
         closed: Reason why no more requests are taken; empty while they are.
@@ -161,6 +162,7 @@ class Scheduler:
         self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue)
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
+        self.steps_of = dict.fromkeys(buckets, 0)
         self.closed, self._cleared, self.paused = "", False, False
         self.lost: DeviceLost | None = None
 
@@ -230,6 +232,7 @@ class Scheduler:
             elif len(requests) > 1:
                 requests, again = (), requests
         self._steps += 1
+        self.steps_of[bucket] = self.steps_of.get(bucket, 0) + 1
         self._rows += bucket
         self._filled += bucket - rows
         alone = not step.requests

@@ -40,21 +40,27 @@ class ModelConfig:
         Raises:
             LoadError: There are none, or not those that are asked for.
         """
-        found = _numbered(self.path)
-        if self.versions is not None:
-            missing = [number for number in self.versions if number not in found]
-            if missing:
-                what = f"model {self.name!r} has no version {missing[0]}"
-                raise LoadError(
-                    what, where=str(self.path), fix=f"it has {', '.join(map(str, sorted(found))) or 'none'}"
-                )
-            chosen = sorted(self.versions)
-        else:
-            chosen = sorted(found)[-self.latest :]
+        chosen = self.present()
+        missing = [number for number in self.versions or () if number not in chosen]
+        if missing:
+            found = ", ".join(map(str, sorted(_numbered(self.path)))) or "none"
+            raise LoadError(
+                f"model {self.name!r} has no version {missing[0]}", where=str(self.path), fix=f"it has {found}"
+            )
         for label, number in self.labels.items():
             if number not in chosen:
                 what = f"label {label!r} of model {self.name!r} is for version {number}, which is not served"
                 raise LoadError(what, where=str(self.path), fix="serve it, too, or take the label off")
+        return chosen
+
+    def present(self) -> dict[int, Path]:
+        """The same of those that are there.
+
+        Raises:
+            LoadError: There is no version at all.
+        """
+        found = _numbered(self.path)
+        chosen = sorted(found)[-self.latest :] if self.versions is None else sorted(found.keys() & {*self.versions})
         return {number: found[number] for number in chosen}
 
 
@@ -85,15 +91,27 @@ def read_models(path: Path) -> tuple[ModelConfig, ...]:
     from msplit.serving.server import messages
 
     example = "model_config_list { config { name: 'm' base_path: '/models/m' } }"
-    found = _parsed(path, messages.ModelServerConfig(), example)
+    return listed_models(_parsed(path, messages.ModelServerConfig(), example), str(path))
+
+
+def listed_models(found: Any, where: str) -> tuple[ModelConfig, ...]:
+    """The models of a ModelServerConfig.
+
+    Args:
+        found: The message.
+        where: Place of it for errors.
+
+    Raises:
+        LoadError: It lists none, or asks for what there is not.
+    """
     if found.WhichOneof("config") != "model_config_list":
-        raise LoadError("has no model_config_list", where=str(path), fix="list models there; other kinds are not known")
-    models = tuple(_model(config, str(path)) for config in found.model_config_list.config)
+        raise LoadError("has no model_config_list", where=where, fix="list models there; other kinds are not known")
+    models = tuple(_model(config, where) for config in found.model_config_list.config)
     if not models:
-        raise LoadError("lists no model", where=str(path), fix="give each a name and a base_path")
+        raise LoadError("lists no model", where=where, fix="give each a name and a base_path")
     for label in ("name", "base_path"):
         if any(not getattr(config, label) for config in found.model_config_list.config):
-            raise LoadError(f"a model has no {label}", where=str(path), fix=f"give each a {label}")
+            raise LoadError(f"a model has no {label}", where=where, fix=f"give each a {label}")
     return models
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from msplit.serving.server import decode, messages
 from msplit.serving.server import service as methods
-from msplit.serving.server.rpc import PATHS, SERVICES, WATCH
+from msplit.serving.server.rpc import PATHS, SERVICES
 from msplit.serving.server.service import (
     LARGE,
     SERVER,
@@ -27,9 +27,33 @@ from msplit.serving.server.tensors import Refusal, StatusCode, refusal
 
 def health(context: RequestContext, request: Any) -> Any:
     """`Check`."""
-    if request.service not in SERVICES:
+    status = _health(context.service, request.service)
+    if status == _UNKNOWN:
         raise Refusal(StatusCode.NOT_FOUND, f"unknown service {request.service}")
-    return messages.HealthCheckResponse(status=1 if context.service.ready else 2)
+    return messages.HealthCheckResponse(status=status)
+
+
+def health_of(service: Service, data: bytes) -> bytes:
+    """The health that a HealthCheckRequest asks for, for `Watch`.
+
+    Raises:
+        Refusal: It is none.
+    """
+    request = decode.parsed(messages.HealthCheckRequest, data)
+    found: bytes = messages.HealthCheckResponse(status=_health(service, request.service)).SerializeToString()
+    return found
+
+
+_SERVING, _NOT_SERVING, _UNKNOWN = 1, 2, 3
+
+
+def _health(service: Service, name: str) -> int:
+    """Health of the server, where one of its services is named, or of a model."""
+    if name in SERVICES:
+        return _SERVING if service.ready else _NOT_SERVING
+    if name not in service.models.versions and name not in service.models.opening:
+        return _UNKNOWN
+    return _SERVING if service.takes and service.models.can_answer(name) else _NOT_SERVING
 
 
 class _Tensors(NamedTuple):
@@ -43,18 +67,24 @@ _METHODS: dict[str, _Tensors | Callable[[RequestContext, Any], Any]] = {
     "Predict": _Tensors(methods.read_predict, methods.write_predict),
     "GetModelMetadata": methods.serving_metadata,
     "GetModelStatus": methods.serving_status,
+    "HandleReloadConfigRequest": methods.serving_reload,
     "ServerLive": lambda context, request: messages.ServerLiveResponse(live=True),
     "ServerReady": lambda context, request: messages.ServerReadyResponse(ready=context.service.ready),
     "ModelReady": methods.open_model_ready,
     "ServerMetadata": lambda context, request: messages.ServerMetadataResponse(**SERVER),
     "ModelMetadata": methods.open_model,
     "ModelInfer": _Tensors(methods.read_infer, methods.write_infer),
+    "RepositoryIndex": methods.open_index,
+    "RepositoryModelLoad": methods.open_load,
+    "RepositoryModelUnload": methods.open_unload,
     "Check": health,
-    "Watch": health,
 }
 
 
-_BY_PATH = {path: (path.split("/")[1], (name := path.split("/")[2]), _METHODS[name]) for path in (*PATHS, WATCH)}
+_KINDS = {"Check": "HealthCheckRequest", "HandleReloadConfigRequest": "ReloadConfigRequest"}
+"""Requests that are not called after their methods."""
+
+_BY_PATH = {path: (path.split("/")[1], (name := path.split("/")[2]), _METHODS[name]) for path in PATHS}
 """Path of a method -> its protocol, its name, and what answers it."""
 
 
@@ -62,6 +92,7 @@ class Reply(Protocol):
     """Call of gRPC that is to be answered once; see `rpc.GrpcCall`."""
 
     path: str
+    headers: Mapping[str, str]
     cancel: Callable[[], object] | None
 
     def answer(self, data: bytes) -> None:
@@ -78,7 +109,7 @@ class _Exchange:
 
     def __init__(self, service: Service, reply: Reply, left: float | None) -> None:
         self._start, self._reply = perf_counter(), reply
-        self._context = RequestContext(service, service.timeout if left is None else left)
+        self._context = RequestContext(service, service.timeout if left is None else left, headers=reply.headers)
 
     def begin(self, data: bytes) -> None:
         """Answers the request, or hands it to its pool."""
@@ -92,11 +123,19 @@ class _Exchange:
                 else:
                     self._submit(data)
             else:
-                kind = "HealthCheckRequest" if method is health else f"{name}Request"
+                kind = _KINDS.get(name, f"{name}Request")
                 request = decode.parsed(getattr(messages, kind), decode.apart(data, None, (), kind)[0])
-                self._end(method(self._context, request).SerializeToString())
+                found = method(self._context, request)
+                if isinstance(found, Future):
+                    found.add_done_callback(lambda done: self._trying(self._answer, done))
+                else:
+                    self._end(found.SerializeToString())
         except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
             self._fail(problem)
+
+    def _answer(self, done: Future[Any]) -> None:
+        """Answers with a message that has come."""
+        self._end(done.result().SerializeToString())
 
     def _trying(self, work: Callable[..., None], *values: Any, **named: Any) -> None:
         try:
@@ -145,15 +184,13 @@ class _Exchange:
         self._end(self._method.write(self._context.service, self._request, outputs))
 
     def _end(self, data: bytes) -> None:
-        context = self._context
         self._reply.answer(data)
-        context.service.metrics.count(context.version, self._protocol, "OK", perf_counter() - self._start)
+        self._context.end(self._protocol, self._reply.path, "OK", self._start)
 
     def _fail(self, problem: Exception) -> None:
-        context = self._context
-        why = told(context.service, problem)
+        why = told(self._context, problem)
         self._reply.fail(why.code.grpc, why.said)
-        context.service.metrics.count(context.version, self._protocol, why.code.name, perf_counter() - self._start)
+        self._context.end(self._protocol, self._reply.path, why.code.name, self._start)
 
 
 def take(service: Service, reply: Reply, data: bytes, left: float | None) -> None:

@@ -11,7 +11,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -23,7 +23,7 @@ from msplit.errors import LoadError
 from msplit.inputs.files import COLUMNS, ROWS, UNNAMED, is_named, json_array, loads, rows_as_columns
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import messages, tensors
-from msplit.serving.server.decode import MOST_FIELDS
+from msplit.serving.server.decode import MOST_FIELDS, array_of_infer
 from msplit.serving.server.models import place_for, refuse_missing
 from msplit.serving.server.service import Arrays
 from msplit.serving.server.tensors import Refusal, invalid
@@ -424,24 +424,53 @@ def _text(data: bytes, as_is: bool) -> Any:
 # --- Open Inference Protocol
 
 
-def read_open(data: bytes | bytearray) -> tuple[Any, Callable[[Ports], Arrays]]:
+def read_open(data: bytes | bytearray, head: int | None = None) -> tuple[Any, Callable[[Ports], Arrays]]:
     """A request of the Open Inference Protocol: as a ModelInferRequest without inputs, and what makes its inputs.
+
+    Args:
+        data: The body.
+        head: Number of its bytes that are JSON; behind them are the values of inputs that have a `binary_data_size`. None: all.
 
     Raises:
         Refusal: It is none.
     """
-    found = _object(data)
+    found = _object(data if head is None else data[:head])
     request = messages.ModelInferRequest()
     identifier, inputs, parameters = found.get("id", ""), found.get("inputs"), found.get("parameters", {})
     if not isinstance(identifier, str) or not isinstance(inputs, list | Long):
         raise invalid("'inputs' must be a list, and 'id' a string")
     request.id = _encodable(identifier)
     for output in _objects(found.get("outputs", []), "outputs"):
-        request.outputs.add(name=_encodable(_string(output, "name")))
-    if not isinstance(parameters, dict):
+        added = request.outputs.add(name=_encodable(_string(output, "name")))
+        _take_parameters(output.get("parameters", {}), added.parameters)
+    _take_parameters(parameters, request.parameters)
+
+    def made(ports: Ports) -> Arrays:
+        arrays: dict[str, NDArray[Any]] = {}
+        position = len(data) if head is None else head
+        for piece in inputs.pieces() if isinstance(inputs, Long) else [inputs]:
+            for tensor in _objects(piece, "inputs"):
+                place = place_for(_string(tensor, "name"), ports, arrays)
+                size = _binary_size(tensor)
+                raw = None if size is None else bytes(memoryview(data)[position : position + size])
+                arrays[place] = _open_array(tensor, ports[place], raw)
+                position += size or 0
+        if position != len(data):
+            raise invalid(
+                f"inputs have {position - (head or 0):,} bytes of binary data; {len(data) - (head or 0):,} came"
+            )
+        refuse_missing(arrays, ports)
+        return arrays
+
+    return request, made
+
+
+def _take_parameters(given: Any, parameters: Any) -> None:
+    """Writes an object of parameters into a message's map. What no message has is left out."""
+    if not isinstance(given, dict):
         raise invalid("'parameters' must be an object")
-    for name, value in parameters.items():
-        parameter = request.parameters[_encodable(name)]
+    for name, value in given.items():
+        parameter = parameters[_encodable(name)]
         if isinstance(value, bool):
             parameter.bool_param = value
         elif isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
@@ -449,19 +478,19 @@ def read_open(data: bytes | bytearray) -> tuple[Any, Callable[[Ports], Arrays]]:
         elif isinstance(value, str):
             parameter.string_param = _encodable(value)
 
-    def made(ports: Ports) -> Arrays:
-        arrays: dict[str, NDArray[Any]] = {}
-        for piece in inputs.pieces() if isinstance(inputs, Long) else [inputs]:
-            for tensor in _objects(piece, "inputs"):
-                place = place_for(_string(tensor, "name"), ports, arrays)
-                arrays[place] = _open_array(tensor, ports[place])
-        refuse_missing(arrays, ports)
-        return arrays
 
-    return request, made
+def _binary_size(tensor: dict[str, Any]) -> int | None:
+    """Bytes of an input behind the JSON; None where its values are in it."""
+    parameters = tensor.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise invalid("'parameters' must be an object")
+    size = parameters.get("binary_data_size")
+    if size is not None and (type(size) is not int or size < 0 or "data" in tensor):
+        raise invalid(f"input {_string(tensor, 'name')} has a binary_data_size that is none, or data beside it")
+    return size
 
 
-def _open_array(tensor: dict[str, Any], port: Port) -> NDArray[Any]:
+def _open_array(tensor: dict[str, Any], port: Port, raw: bytes | None) -> NDArray[Any]:
     name, shape = _string(tensor, "name"), tensor.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):
         raise invalid(f"input {name} has no shape")
@@ -469,6 +498,13 @@ def _open_array(tensor: dict[str, Any], port: Port) -> NDArray[Any]:
     if dtype.name != port.dtype:
         said = f"{dtype.name} {shape[: tensors.MOST_DIMS]}"
         raise invalid(f"input {name} is said to be {said}; the model takes {port.dtype}")
+    if raw is not None:
+        if not all(abs(size) < 1 << 62 for size in shape):
+            raise invalid(f"input {name} has sizes that no array has")
+        message = messages.ModelInferRequest().inputs.add(
+            name=_encodable(name), datatype=tensor["datatype"], shape=shape
+        )
+        return array_of_infer(message, raw)
     return tensors.reshaped(array(tensor.get("data"), name, port), shape, name)
 
 
@@ -490,12 +526,22 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def open_outputs(outputs: Arrays) -> Iterator[bytes]:
-    """Outputs as the Open Inference Protocol writes them: a list in JSON, in parts."""
+def open_outputs(outputs: Arrays, raw: Mapping[str, Sequence[bytes]]) -> Iterator[bytes]:
+    """Outputs as the Open Inference Protocol writes them: a list in JSON, in parts.
+
+    Args:
+        outputs: Arrays by name.
+        raw: Values of those that go behind the JSON, by name.
+    """
     yield b"["
     for place, (name, value) in enumerate(outputs.items()):
         datatype = tensors.open_name(tensors.name_of(value.dtype))
-        head = _dumped({"name": name, "shape": list(value.shape), "datatype": datatype})
+        said: dict[str, Any] = {"name": name, "shape": list(value.shape), "datatype": datatype}
+        if name in raw:
+            said["parameters"] = {"binary_data_size": sum(map(len, raw[name]))}
+            yield (b", " if place else b"") + _dumped(said)
+            continue
+        head = _dumped(said)
         yield (b", " if place else b"") + head[:-1] + b', "data": '
         yield from _text_of(name, value.reshape(-1))
         yield b"}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from msplit.assignment.model import load
@@ -21,9 +22,10 @@ from msplit.run.request import RunRequest
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.sources import pool
 from msplit.serving.server import decode
-from msplit.serving.server.config import ModelConfig, distinct
+from msplit.serving.server.config import ModelConfig
 from msplit.serving.server.models import Models, Signature, Version, signature_of
 from msplit.serving.server.tensors import Refusal
+from msplit.serving.server.versions import Polling, Versions
 
 ALL = ("all",)
 """All signatures of a model."""
@@ -41,6 +43,7 @@ def ready(
     *,
     tags: Sequence[str] | None = None,
     signatures: Sequence[str] = (),
+    polling: Polling | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Models]:
     """Makes models ready, for as long as the block lasts.
@@ -51,19 +54,46 @@ def ready(
         settings: Settings of their pools.
         tags: Tags of the graph, where a SavedModel has several.
         signatures: Names of those to serve; none: ``serving_default`` or the only one; `ALL`. Each has a pool, and weights, of its own.
+        polling: When to look for new versions; None: never.
         progress: Told what is being done.
 
     Raises:
         MsplitError: One of them can not be served.
     """
-    distinct(configs)
-    folders = {config.name: config.folders() for config in configs}  # what is not there is told before one is compiled
+    with contextlib.closing(opener(request, settings, tags=tags, signatures=signatures, polling=polling)) as versions:
+        versions.start(configs, progress or silent)
+        yield versions.models
+
+
+def opener(
+    request: RunRequest,
+    settings: PoolSettings,
+    *,
+    tags: Sequence[str] | None = None,
+    signatures: Sequence[str] = (),
+    polling: Polling | None = None,
+) -> Versions:
+    """Versions of models that are opened when it is started; see `ready`."""
+    return Versions(partial(_version, request, settings, tags, signatures), polling or Polling())
+
+
+def _version(
+    request: RunRequest,
+    settings: PoolSettings,
+    tags: Sequence[str] | None,
+    signatures: Sequence[str],
+    name: str,
+    number: int,
+    path: Path,
+    progress: Progress,
+) -> Version:
+    """Opens a version: a pool for each of its signatures."""
     with ExitStack() as stack:
 
-        def signature(name: str, model: FlatGraph | Path) -> Signature:
+        def signature(model: FlatGraph | Path) -> Signature:
             flat = model if isinstance(model, FlatGraph) else None
             try:
-                made = pool(model, request, settings, progress=progress or silent)
+                made = pool(model, request, settings, progress=progress)
             except MsplitError as problem:
                 of = f", signature {flat.model.signature}" if flat is not None and flat.model.signature else ""
                 problem.where = f"{name}{of}" + (f": {problem.where}" if problem.where else "")
@@ -73,26 +103,20 @@ def ready(
             stack.callback(made.close, finish=False)
             return signature_of(made, flat)
 
-        def version(name: str, number: int, path: Path) -> Version:
-            if is_build(path):
-                only = signature(name, path)
-                return Version(name, number, {only.name: only})
-            wanted = _all_signatures(path, tags) if signatures == ALL else signatures
-            flats = [load(path, tags=tags, signature=one) for one in wanted or (None,)]
-            made = [signature(name, flat) for flat in flats]
-            found = {one.name: one for one in made}
-            others = tuple(one for one in flats[0].model.signatures if one not in found)
-            opened = Version(name, number, found, others)
-            if path.is_dir() and (path / _WARMUP).is_file():
-                with phase("warming up"):
-                    _warm_up(opened, path / _WARMUP)
-            return opened
-
-        versions = {
-            name: {number: version(name, number, path) for number, path in found.items()}
-            for name, found in folders.items()
-        }
-        yield Models(versions, {config.name: config.labels for config in configs})
+        if is_build(path):
+            only = signature(path)
+            stack.pop_all()
+            return Version(name, number, {only.name: only})
+        wanted = _all_signatures(path, tags) if signatures == ALL else signatures
+        flats = [load(path, tags=tags, signature=one) for one in wanted or (None,)]
+        found = {one.name: one for one in map(signature, flats)}
+        others = tuple(one for one in flats[0].model.signatures if one not in found)
+        opened = Version(name, number, found, others)
+        if path.is_dir() and (path / _WARMUP).is_file():
+            with phase("warming up"):
+                _warm_up(opened, path / _WARMUP)
+        stack.pop_all()
+        return opened
 
 
 def _all_signatures(path: Path, tags: Sequence[str] | None) -> tuple[str, ...]:

@@ -13,15 +13,19 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-_OPEN_METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
+OPEN_METHODS = (
+    *("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"),
+    *("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+)
+"""Methods of the Open Inference Protocol and of Triton's model repository; messages are called after them."""
 _PACKAGES = {
     "tensorflow": "TensorProto SignatureDef",
     "tensorflow.serving": (
         "PredictRequest PredictResponse GetModelMetadataRequest GetModelMetadataResponse SignatureDefMap GetModelStatusRequest "
-        "GetModelStatusResponse ModelVersionStatus ModelServerConfig BatchingParameters"
+        "GetModelStatusResponse ModelVersionStatus ModelServerConfig ReloadConfigRequest ReloadConfigResponse BatchingParameters"
     ),
     "grpc.health.v1": "HealthCheckRequest HealthCheckResponse",
-    "inference": " ".join(f"{method}Request {method}Response" for method in _OPEN_METHODS),
+    "inference": " ".join(f"{method}Request {method}Response" for method in OPEN_METHODS),
 }
 NAMES = {name: f"{package}.{name}" for package, names in _PACKAGES.items() for name in names.split()}
 """Names in this module -> full names of messages."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.endpoints import DEFAULT_SIGNATURE
@@ -37,7 +40,7 @@ class Signature:
         return LoopDriver(self.pool.drive, self.pool.polls)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Version:
     """One version of a model.
 
@@ -46,17 +49,26 @@ class Version:
         number: Number of the version.
         signatures: By name; the first is what is asked where a request names none and there is no ``serving_default``.
         others: Signatures that the model has and that are not served.
+        users: Requests that are being answered by it.
+        retired: True when no more requests are for it.
     """
 
     model: str
     number: int
     signatures: Mapping[str, Signature]
     others: Sequence[str] = ()
+    users: dict[Any, None] = field(default_factory=dict, repr=False)
+    retired: bool = False
 
     @property
     def ready(self) -> bool:
         """True while all its pools can answer; where they have processes, one of each is enough."""
         return all(signature.pool.ready for signature in self.signatures.values())
+
+    def close(self, finish: bool = False) -> None:
+        """Closes its pools; see `Pool.close`."""
+        for signature in self.signatures.values():
+            signature.pool.close(finish=finish)
 
     def signature(self, name: str) -> Signature:
         """The signature asked for, "" for the default.
@@ -76,32 +88,86 @@ class Version:
         return self.signatures[name]
 
 
+class VersionState(IntEnum):
+    """VersionState of a version, with TensorFlow Serving's numbers."""
+
+    START = 10
+    LOADING = 20
+    AVAILABLE = 30
+    UNLOADING = 40
+    END = 50
+
+
 @dataclass(frozen=True)
-class Models:
-    """All models of a server: by name, by version number.
+class Status:
+    """Status of a version.
 
     Attributes:
+        state: VersionState of now.
+        why: Reason why it could not be opened; "" if it could.
+    """
+
+    state: VersionState
+    why: str = ""
+
+
+Control = Callable[[str, Any, Any], Future[Any]]
+"""Changes what is served: takes what to do (``reload`` with a ModelServerConfig, in place of all models; ``load`` or ``unload`` with the
+name of a model) and the result of the future that it returns. Futures that raise `Refusal` have changed nothing."""
+
+
+@dataclass
+class Models:
+    """All models of a server: by name, by version number. Attributes are replaced, never changed, so that any thread may read them.
+
+    Attributes:
+        versions: By model, number -> version.
         labels: By model, label of a version -> its number.
+        opening: Names of models that are yet to be opened for the first time.
+        statuses: By model and version, also those that are not served.
+        control: Changes what is served; None: nothing does.
+        closing: Called with each version that is closed while others are served.
     """
 
     versions: Mapping[str, Mapping[int, Version]]
     labels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    opening: Sequence[str] = ()
+    statuses: Mapping[str, Mapping[int, Status]] = field(default_factory=dict)
+    control: Control | None = None
+    closing: list[Callable[[Version], None]] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
         """True while each of them can answer."""
-        return all(version.ready for version in self)
+        return not self.unready
+
+    @property
+    def unready(self) -> tuple[str, ...]:
+        """Names of those that can not answer now."""
+        return tuple(name for name in {**self.versions, **dict.fromkeys(self.opening)} if not self.can_answer(name))
+
+    def can_answer(self, name: str) -> bool:
+        """True while the versions of a model are there, and can answer."""
+        found = self.versions.get(name, {})
+        return bool(found) and all(version.ready for version in found.values())
 
     def __iter__(self) -> Iterator[Version]:
         return (version for versions in self.versions.values() for version in versions.values())
+
+    def states(self, name: str) -> dict[int, Status]:
+        """Statuses of the versions of a model, the highest first; none where it was never served."""
+        served = dict.fromkeys(self.versions.get(name, ()), Status(VersionState.AVAILABLE))
+        return dict(sorted({**self.statuses.get(name, {}), **served}.items(), reverse=True))
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """The version asked for; without a number or a label the latest.
 
         Raises:
-            Refusal: There is none.
+            Refusal: There is none, or it is yet to be opened.
         """
         versions = self.versions.get(name, {})
+        if not versions and name in self.opening:
+            raise Refusal(StatusCode.UNAVAILABLE, f"model {name} is being opened")
         if label:
             if label not in self.labels.get(name, {}):
                 raise invalid(f"Unrecognized servable version label: {label}")

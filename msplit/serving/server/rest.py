@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import re
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf import json_format
 from starlette.applications import Starlette
@@ -16,8 +20,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from msplit.serving.server import json_body, messages, service
-from msplit.serving.server.metrics import CONTENT_TYPE
+from msplit.serving.server import json_body, messages, service, tensors
+from msplit.serving.server.logs import traced
 from msplit.serving.server.models import Version
 from msplit.serving.server.service import Arrays, InferenceRequest, RequestContext, Service, told
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid
@@ -27,6 +31,10 @@ SILENCE = 15.0
 _JSON = 8
 """Time to write values in JSON, in multiples of that in protobuf: 8,000 float32 take 10 ms."""
 _BINARY = "inference-header-content-length"
+_DEFLATED = ("gzip", "x-gzip", "deflate")
+_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))")
+_COMPRESSED = 1 << 15
+"""Bytes from which on an answer is compressed, for clients that take gzip."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +51,17 @@ class HttpCall:
     request: Request
     most: int
 
+    def number(self) -> int | None:
+        """The version that the path names."""
+        number = self.request.path_params.get("version")
+        if number is not None and not (number.isascii() and number.isdigit() and len(number) < 20):
+            raise invalid(f"Failed to convert version: {number} to numeric.")
+        return None if number is None else int(number)
+
     def version(self) -> Version:
         """The model that the path names."""
         path = self.request.path_params
-        number = path.get("version")
-        if number is not None and not (number.isascii() and number.isdigit() and len(number) < 20):
-            raise invalid(f"Failed to convert version: {number} to numeric.")
-        return self.context.find(path["model"], None if number is None else int(number), path.get("label", ""))
+        return self.context.find(path["model"], self.number(), path.get("label", ""))
 
     async def body(self) -> bytearray:
         """Reads the body of the request.
@@ -57,19 +69,42 @@ class HttpCall:
         Raises:
             Refusal: It is too large, compressed, or does not come.
         """
-        if (encoding := self.request.headers.get("content-encoding", "")).lower() not in ("", "identity"):
-            raise Refusal(StatusCode.UNIMPLEMENTED, f"content-encoding {encoding} is not taken: send the body as it is")
+        encoding, inflate = self.request.headers.get("content-encoding", "").lower(), None
+        if encoding in _DEFLATED:
+            inflate = zlib.decompressobj(wbits=47)  # finds out itself which of them it is
+        elif encoding not in ("", "identity"):
+            said = f"content-encoding {encoding} is not taken: send the body as it is, or gzip"
+            raise Refusal(StatusCode.UNIMPLEMENTED, said)
         found, loop = bytearray(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SILENCE) as limit:
                 async for part in self.request.stream():
+                    if inflate is not None:  # in a thread: a few bytes may become many
+                        room, aside = self.most + 1 - len(found), self.context.service.aside
+                        part = await loop.run_in_executor(aside, inflate.decompress, part, room)
                     found += part
                     if len(found) > self.most:
                         raise Refusal(StatusCode.RESOURCE_EXHAUSTED, f"the request has more than {self.most:,} bytes")
                     limit.reschedule(loop.time() + SILENCE)
         except TimeoutError:
             raise Refusal(StatusCode.DEADLINE_EXCEEDED, f"no more of the request came for {SILENCE:g} s") from None
+        except zlib.error:
+            raise invalid(f"the body is no {encoding}") from None
+        if inflate is not None and (not inflate.eof or inflate.unused_data):
+            raise invalid(f"the body is no whole {encoding}")
         return found
+
+
+class Body(NamedTuple):
+    """Body of an answer that is not only JSON.
+
+    Attributes:
+        data: Its bytes.
+        head: Number of those that are JSON, at its begin.
+    """
+
+    data: bytes
+    head: int
 
 
 Handler = Callable[[HttpCall], Awaitable[Any]]
@@ -86,6 +121,10 @@ def app(service: Service, most: int) -> Starlette:
     def route(path: str, handler: Handler, *methods: str) -> Route:
         return Route(path, partial(_answer, service, most, handler), methods=list(methods))
 
+    async def other(request: Request, problem: Exception) -> Response:
+        del problem
+        return await _answer(service, most, _unknown, request)
+
     one, two = "/v1/models/{model}", "/v2/models/{model}"
     v1 = [one, f"{one}/versions/{{version}}", f"{one}/labels/{{label}}"]
     v2 = [two, f"{two}/versions/{{version}}"]
@@ -99,39 +138,66 @@ def app(service: Service, most: int) -> Starlette:
             *(route(f"{path}/ready", _ready, "GET") for path in v2),
             *(route(path, _open_model, "GET") for path in v2),
             route("/v2", _open_server, "GET"),
-            route("/v2/health/live", _live, "GET"),
-            route("/v2/health/ready", _ready, "GET"),
+            *(route(path, _live, "GET") for path in ("/v2/health/live", "/livez", "/healthz")),
+            *(route(path, _ready, "GET") for path in ("/v2/health/ready", "/readyz")),
+            route("/v2/repository/index", _index, "POST"),
+            route("/v2/repository/models/{model}/load", partial(_change, "Load"), "POST"),
+            route("/v2/repository/models/{model}/unload", partial(_change, "Unload"), "POST"),
             *(Route(path, metrics, methods=["GET"]) for path in ("/metrics", "/monitoring/prometheus/metrics")),
-            route("/{path:path}", _malformed, "GET", "POST", "PUT", "DELETE", "PATCH"),
-        ]
+        ],
+        exception_handlers={404: other, 405: other},
     )
 
 
 async def _answer(service: Service, most: int, handler: Handler, request: Request) -> Response:
     """Answers a request in JSON, errors too."""
     start = perf_counter()
-    context = RequestContext(service, service.timeout)
+    traces = headers = traced(request.headers.items())
+    kind = "application/json"
+    context = RequestContext(service, service.timeout, headers=traces)
     try:
         document = await handler(HttpCall(context, request, most))
-        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        if isinstance(document, Body):
+            content, kind = document.data, "application/octet-stream"
+            headers = {**headers, _BINARY: str(document.head)}
+        else:
+            content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        if len(content) >= _COMPRESSED and _GZIP.search(request.headers.get("accept-encoding", "")):
+            content = await asyncio.get_running_loop().run_in_executor(service.aside, gzip.compress, content, 1)
+            headers = {**headers, "content-encoding": "gzip", "vary": "accept-encoding"}
         status, name = 200, "OK"
     except ClientDisconnect:
         content, status, name = b"", StatusCode.CANCELLED.http, StatusCode.CANCELLED.name
     except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
-        why = told(service, problem)
+        why = told(context, problem)
+        headers, kind = traces, "application/json"
         content, status, name = json.dumps({"error": why.said}).encode(), why.code.http, why.code.name
-    service.metrics.count(context.version, "http", name, perf_counter() - start)
-    headers = {"connection": "close"} if service.stopping.is_set() else None  # its next request would find nobody
-    return Response(content, status, headers, media_type="application/json")
+    finally:
+        context.leave()
+    context.end("http", f"{request.method} {request.url.path}", name, start)
+    if not service.takes:
+        headers = {**headers, "connection": "close"}  # its next request would find nobody
+    return Response(content, status, headers, media_type=kind)
 
 
 async def _metrics(service: Service, request: Request) -> Response:
-    del request
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+    data, kind = await asyncio.to_thread(service.metrics.text, request.headers.get("accept", ""))
+    return Response(data, media_type=kind)
 
 
-async def _malformed(call: HttpCall) -> Any:
-    raise invalid(f"Malformed request: {call.request.method} {call.request.url.path}")
+_NOT_DONE = re.compile(
+    r"/v1/models/[^:]*:(classify|regress)|/v2/(system|cuda|tpu)sharedmemory/.*|/v2/(trace|logging|models/.*(/stats|/trace/setting))"
+)
+"""Paths of TensorFlow Serving's and Triton's REST that are known, and not served."""
+
+
+async def _unknown(call: HttpCall) -> Any:
+    method, path = call.request.method, call.request.url.path
+    if _NOT_DONE.fullmatch(path):
+        raise Refusal(StatusCode.UNIMPLEMENTED, f"this server does not do this: {method} {path}")
+    if path.startswith("/v1/"):  # so says TensorFlow Serving
+        raise invalid(f"Malformed request: {method} {path}")
+    raise Refusal(StatusCode.NOT_FOUND, f"there is nothing here: {method} {path}")
 
 
 # --- TensorFlow Serving
@@ -159,8 +225,10 @@ async def _status(call: HttpCall) -> Any:
     path = call.request.path_params
     request = messages.GetModelStatusRequest()
     request.model_spec.name = path["model"]
-    if path.keys() != {"model"}:
-        request.model_spec.version.value = call.version().number
+    if "version" in path:
+        request.model_spec.version.value = call.number()
+    elif "label" in path:
+        request.model_spec.version_label = path["label"]
     return _document(service.serving_status(call.context, request))
 
 
@@ -188,14 +256,9 @@ async def _live(call: HttpCall) -> Any:
 
 
 async def _ready(call: HttpCall) -> Any:
-    if "model" in call.request.path_params:
-        ready = call.version().ready
-    elif call.context.service.stopping.is_set():
-        raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
-    else:
-        ready = call.context.service.ready
-    if not ready:
-        raise Refusal(StatusCode.UNAVAILABLE, "the processes of a model are being started again")
+    state = call.context.service
+    if not ((call.version().ready and state.takes) if "model" in call.request.path_params else state.ready):
+        raise Refusal(StatusCode.UNAVAILABLE, state.reason)
     return {"ready": True}
 
 
@@ -213,23 +276,51 @@ async def _open_model(call: HttpCall) -> Any:
     return found
 
 
+async def _repository(call: HttpCall, method: str, **named: str) -> Any:
+    """A request of the model repository, whose body may be left out."""
+    request = getattr(messages, f"Repository{method}Request")(**named)
+    try:
+        pool = messages.pool()
+        return json_format.Parse(bytes(await call.body()) or b"{}", request, descriptor_pool=pool)
+    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as problem:
+        raise invalid(f"Malformed request: {problem}") from None
+
+
+async def _index(call: HttpCall) -> Any:
+    found = service.open_index(call.context, await _repository(call, "Index"))
+    return [_document(model) for model in found.models]
+
+
+async def _change(method: str, call: HttpCall) -> Any:
+    request = await _repository(call, f"Model{method}", model_name=call.request.path_params["model"])
+    change = service.open_load if method == "Load" else service.open_unload
+    await asyncio.wrap_future(change(call.context, request))
+    return b""
+
+
 async def _infer(call: HttpCall) -> Any:
-    if _BINARY in call.request.headers:
-        raise Refusal(StatusCode.UNIMPLEMENTED, "binary tensors are taken over gRPC; here they are JSON")
-    version = call.version()
+    version, size = call.version(), call.request.headers.get(_BINARY)
     data = await call.body()
+    if size is not None and not (size.isascii() and size.isdigit() and int(size[:20]) <= len(data)):
+        raise invalid(f"{_BINARY} is {size[:20]!r}, of a body of {len(data):,} bytes")
+    head = 0
 
     def read() -> InferenceRequest:
         nonlocal data
-        request, feeds = json_body.read_open(data)
+        request, feeds = json_body.read_open(data, None if size is None else int(size))
         data = bytearray()
         return service.open_request(call.context, version, request, feeds)
 
     def write(request: InferenceRequest, outputs: Arrays) -> bytes:
-        head = {"model_name": version.model, "model_version": str(version.number)}
+        nonlocal head
+        said = {"model_name": version.model, "model_version": str(version.number)}
         if request.said.id:
-            head["id"] = request.said.id
-        begin = json.dumps(head).encode()[:-1] + b', "outputs": '
-        return b"".join([begin, *json_body.open_outputs(outputs), b"}"])
+            said["id"] = request.said.id
+        raw = {name: tensors.raw_content(outputs[name]) for name in service.binary_outputs(request.said, outputs)}
+        begin = json.dumps(said).encode()[:-1] + b', "outputs": '
+        text = b"".join([begin, *json_body.open_outputs(outputs, raw), b"}"])
+        head = len(text) if raw else 0
+        return b"".join([text, *chain.from_iterable(raw.values())])
 
-    return await call.context.service.answer(len(data), read, write, _JSON)
+    answer = await call.context.service.answer(len(data), read, write, _JSON)
+    return Body(answer, head) if head else answer

@@ -10,30 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import logging
 import os
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from grpc._cython import cygrpc
 
+from msplit.serving.server.logs import LOG, traced
+from msplit.serving.server.messages import OPEN_METHODS
+
 _OPEN = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/"
 WATCH = f"{_HEALTH}Watch"
-"""Method that tells the health of the server, and again when it stops."""
+"""Method that tells the health of the server or of a model, and again whenever that changes."""
 PATHS = (
     "/tensorflow.serving.PredictionService/Predict",
     "/tensorflow.serving.PredictionService/GetModelMetadata",
     "/tensorflow.serving.ModelService/GetModelStatus",
-    *(
-        f"{_OPEN}{name}"
-        for name in ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
-    ),
+    "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
+    *(f"{_OPEN}{name}" for name in OPEN_METHODS),
     f"{_HEALTH}Check",
 )
 """Methods that have one answer."""
@@ -41,9 +41,7 @@ SERVICES = ("", *dict.fromkeys(path.split("/")[1] for path in PATHS))
 """Services whose health can be asked for."""
 
 _KNOWN = {path.encode(): path for path in (*PATHS, WATCH)}
-_UNIMPLEMENTED = 12
-_NOT_SERVING, _UNKNOWN = b"\x08\x02", b"\x08\x03"
-"""HealthCheckResponses."""
+_INVALID_ARGUMENT, _UNIMPLEMENTED = 3, 12
 
 _LIMITS = (
     ("grpc.server_handshake_timeout_ms", 10_000),  # who connects says what it speaks by then
@@ -68,10 +66,11 @@ _NAP, _IDLE = 1e-3, 0.1
 _PATIENCE = 1e-3
 """Seconds after which a call that is not answered yet is watched for being cancelled: one more event for gRPC, which few calls need."""
 
+_CHANGES = 0.05
+"""Seconds between two looks for changes of health."""
+
 _NO_DEADLINE = 1e9
 """Seconds beyond which gRPC means that there is none."""
-
-_LOG = logging.getLogger(__name__)
 
 
 class GrpcCall:
@@ -79,20 +78,21 @@ class GrpcCall:
 
     Attributes:
         path: Path of its method.
+        headers: Headers of the request that its answer has, too.
         cancel: Called when nobody waits for the answer any more.
     """
 
-    __slots__ = ("_call", "_server", "_since", "_watched", "cancel", "path")
+    __slots__ = ("_call", "_server", "_since", "_watched", "cancel", "headers", "path")
 
-    def __init__(self, server: GrpcServer, call: Any, path: str) -> None:
-        self._server, self._call, self.path = server, call, path
+    def __init__(self, server: GrpcServer, call: Any, path: str, headers: Mapping[str, str]) -> None:
+        self._server, self._call, self.path, self.headers = server, call, path, headers
         self.cancel: Callable[[], object] | None = None
         self._since, self._watched = time.perf_counter(), False
 
     def answer(self, data: bytes) -> None:
         """Sends the answer."""
         self._finish(
-            cygrpc.SendInitialMetadataOperation(None, 0),
+            cygrpc.SendInitialMetadataOperation(tuple(self.headers.items()), 0),
             cygrpc.SendMessageOperation(data, 0),
             cygrpc.SendStatusFromServerOperation(None, 0, b"", 0),
         )
@@ -100,7 +100,7 @@ class GrpcCall:
     def fail(self, status: int, message: str) -> None:
         """Sends a status of gRPC other than 0, and what it is about."""
         self._finish(
-            cygrpc.SendInitialMetadataOperation(None, 0),
+            cygrpc.SendInitialMetadataOperation(tuple(self.headers.items()), 0),
             cygrpc.SendStatusFromServerOperation(None, status, message.encode(), 0),
         )
 
@@ -139,30 +139,33 @@ class GrpcCall:
 
 
 class HealthWatch(GrpcCall):
-    """A call that is told the health of the server, and again when it stops."""
+    """A call that is told the health of the server or of a model, and again when it changes, until the server stops."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_asked", "_sent")
 
-    def answer(self, data: bytes) -> None:
-        """Sends the health of now. The call stays open until the server stops."""
-        self._known, self.cancel = data is not _UNKNOWN, self._gone
-        self._send(self._told, cygrpc.SendInitialMetadataOperation(None, 0), cygrpc.SendMessageOperation(data, 0))
+    def begin(self, data: bytes) -> None:
+        """Sends the health of now. The call stays open."""
+        self._asked, self.cancel = data, self._gone
+        self._sent = self._server.health(data)
+        self._send(self._told, cygrpc.SendInitialMetadataOperation(None, 0), cygrpc.SendMessageOperation(self._sent, 0))
 
     def _told(self, event: Any) -> None:
-        """Has it told the end, too. Before the first message is sent gRPC takes no second one."""
+        """Has it told changes, too. Before a message is sent gRPC takes no second one."""
         del event
         if self in self._server.open:
             self._server.watchers[self] = None
 
-    def fail(self, status: int, message: str) -> None:
-        """Says that there is no such service."""
-        del status, message
-        self.answer(_UNKNOWN)
-
-    def stop(self) -> None:
-        """Tells that the server stops, and ends the call."""
-        last = (cygrpc.SendMessageOperation(_NOT_SERVING, 0),) if self._known else ()
-        self._finish(*last, cygrpc.SendStatusFromServerOperation(None, 0, b"", 0))
+    def look(self, *, stops: bool) -> None:
+        """Tells the health if it has changed, and ends the call when the server stops."""
+        health = self._server.health(self._asked)
+        changed = () if health == self._sent else (cygrpc.SendMessageOperation(health, 0),)
+        if changed or stops:
+            del self._server.watchers[self]
+            self._sent = health
+        if stops:
+            self._finish(*changed, cygrpc.SendStatusFromServerOperation(None, 0, b"", 0))
+        elif changed:
+            self._send(self._told, *changed)
 
     def _gone(self) -> None:
         self._server.watchers.pop(self, None)
@@ -180,6 +183,7 @@ class GrpcServer:
         stopping: Set when no more requests are taken.
         most: Bytes of the largest request.
         drive: Does what is to be done for requests that are not answered yet. True while there is any.
+        health: Answers a HealthCheckRequest for `WATCH`, in bytes.
 
     Attributes:
         open: Calls that are not answered, and True for those that came before the server was to stop.
@@ -194,6 +198,7 @@ class GrpcServer:
         stopping: threading.Event,
         most: int,
         drive: Callable[[], bool] = lambda: False,
+        health: Callable[[bytes], bytes] = lambda data: data,
     ) -> None:
         options = [
             ("grpc.max_receive_message_length", most),
@@ -202,6 +207,7 @@ class GrpcServer:
             *_LIMITS,
         ]
         self._take, self._stopping, self._drive, self._port = take, stopping, drive, 0
+        self.health, self._looked = health, 0.0
         self.open: dict[GrpcCall, bool] = {}
         self.watchers: dict[HealthWatch, None] = {}
         self.lock, self.over = threading.RLock(), False
@@ -262,7 +268,8 @@ class GrpcServer:
         self._request()
         details = event.call_details
         path = _KNOWN.get(details.method)
-        call = (HealthWatch if path == WATCH else GrpcCall)(self, event.call, path or "")
+        kind = HealthWatch if path == WATCH else GrpcCall
+        call = kind(self, event.call, path or "", traced(event.invocation_metadata))
         self.open[call] = path != WATCH and not self._stopping.is_set()
         if path is None:
             call.fail(_UNIMPLEMENTED, "Method not found!")
@@ -277,7 +284,13 @@ class GrpcServer:
             self.open.pop(call, None)
             return
         self._young.append(call)
-        self._take(call, data, left)
+        if not isinstance(call, HealthWatch):
+            self._take(call, data, left)
+            return
+        try:
+            call.begin(data)
+        except Exception:  # noqa: BLE001  whatever it is, the client gets an answer
+            call.fail(_INVALID_ARGUMENT, "this is no HealthCheckRequest")
 
     def _serve(self) -> None:
         """Body of the thread."""
@@ -299,17 +312,18 @@ class GrpcServer:
                 busy = self._drive()
                 self._look_after(time.perf_counter())
             except Exception:  # noqa: BLE001  whatever it is, others get their answers
-                _LOG.exception("gRPC")
+                LOG.exception("gRPC")
 
     def _look_after(self, now: float) -> None:
-        """Watches calls that are not answered soon, and tells those that watch health when the server stops."""
+        """Watches calls that are not answered soon, and tells those that watch health when it changes."""
         young = self._young
         while young and (young[0] not in self.open or young[0].watch(now)):
             young.popleft()
-        if self.watchers and self._stopping.is_set():
+        stops = self._stopping.is_set()
+        if self.watchers and (stops or now - self._looked > _CHANGES):
+            self._looked = now
             for watcher in [*self.watchers]:
-                del self.watchers[watcher]
-                watcher.stop()
+                watcher.look(stops=stops)
 
 
 def _hang_up(port: int) -> None:

@@ -1,4 +1,7 @@
-"""A server from its first request to its last: gRPC in a thread, HTTP on an event loop, until a signal comes."""
+"""A server from its first request to its last: gRPC in a thread, HTTP on an event loop in another, until a signal comes.
+
+The main thread opens the models meanwhile, and then waits: ports are open from the start, and say what is ready.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +19,8 @@ import uvicorn
 
 from msplit.errors import MsplitError
 from msplit.serving.server import rest, rpc
-from msplit.serving.server.exchange import take
+from msplit.serving.server.exchange import health_of, take
+from msplit.serving.server.logs import LOG
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models
 from msplit.serving.server.service import Service
@@ -42,23 +47,27 @@ class Listening:
         port: Port of gRPC; 0: none.
         rest_port: Port of HTTP; 0: none.
         most: Bytes of the largest request.
-        grace: Seconds that what is in flight may take when it is to stop.
+        lame_duck: Seconds for which it goes on answering, not ready any more, when it is to stop.
+        grace: Seconds that what is in flight may take after that.
         as_content: True to put values of TensorFlow Serving's answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself.
+        access: Share of the requests that are logged.
     """
 
     host: str = "127.0.0.1"
     port: int = 8500
     rest_port: int = 8501
     most: int = 64 << 20
+    lame_duck: float = 0.0
     grace: float = 10.0
     as_content: bool = False
     timeout: float | None = None
+    access: float = 0.0
 
 
 @contextlib.contextmanager
 def held(where: Listening) -> Iterator[dict[int, socket.socket]]:
-    """Holds the ports of a server that is yet to be made ready, so that what is taken is told at once. Nobody can connect to them.
+    """Holds the ports of a server, so that what is taken is told before anything else is done. Nobody can connect to them yet.
 
     Raises:
         MsplitError: One of them can not be had.
@@ -88,35 +97,140 @@ def _bound(host: str, port: int) -> socket.socket:
     return made
 
 
-def run(
-    models: Models,
-    where: Listening,
-    ports: dict[int, socket.socket],
-    *,
-    ready: Callable[[], None],
-    log: Callable[[str], None],
-) -> int:
-    """Answers requests until SIGTERM, SIGINT or SIGHUP comes and what is in flight is answered; a second one ends it at once.
-
-    Returns:
-        The exit code: 0, and 129 where the terminal went away, so that whoever watches the server knows that nobody wanted it to end.
-
-    Raises:
-        DeviceLost: The GPU has failed.
+@contextlib.contextmanager
+def answering(models: Models, where: Listening, ports: dict[int, socket.socket]) -> Iterator[Answering]:
+    """Answers requests in threads for as long as the block lasts, also while models are yet to be opened: it is live then, and not ready.
 
     Args:
-        models: Models that are ready.
+        models: Models that are served. They may become ready later.
         where: It listens.
         ports: From `held`.
-        ready: Called when it listens.
-        log: Told what goes wrong inside.
+
+    Raises:
+        MsplitError: It can not listen.
     """
-    service = Service(models, Metrics(models), where.as_content, where.timeout, log)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        came = runner.run(_run(service, where, ports, ready))
-    if service.lost:
-        raise service.lost[0]
-    return _HUNG_UP if signal.SIGHUP in came else 0
+    server = Answering(Service(models, Metrics(models), where.as_content, where.timeout, access=where.access), where)
+    server.start(ports)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+class Answering:
+    """A server that answers; see `answering`.
+
+    Args:
+        service: State of the server.
+        where: It listens.
+    """
+
+    def __init__(self, service: Service, where: Listening) -> None:
+        self._service, self._where = service, where
+        self._came: list[int] = []
+        self._listening = threading.Event()
+        self._failed: list[BaseException] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, ports: dict[int, socket.socket]) -> None:
+        """Begins to listen.
+
+        Raises:
+            MsplitError: It can not.
+        """
+        self._thread = threading.Thread(target=self._serve, args=(ports,), name="msplit-server", daemon=True)
+        self._thread.start()
+        self._listening.wait()
+        if self._failed:
+            raise self._failed[0]
+
+    def wait(self, ready: Callable[[], None]) -> int:
+        """Waits until SIGTERM, SIGINT or SIGHUP comes and what is in flight is answered; a second one ends it at once.
+
+        Args:
+            ready: Called when signals are heard. Models are ready by then.
+
+        Returns:
+            The exit code: 0, and 129 where the terminal went away, so that whoever watches the server knows that nobody wanted it to end.
+
+        Raises:
+            DeviceLost: The GPU has failed.
+        """
+        assert self._thread is not None
+        heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores one
+        for number in heard:
+            signal.signal(number, lambda number, frame: self._stop(number))
+        try:
+            ready()
+            self._thread.join()
+        finally:
+            for number in heard:
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        if self._failed:
+            raise self._failed[0]
+        if self._service.lost:
+            raise self._service.lost[0]
+        return _HUNG_UP if signal.SIGHUP in self._came else 0
+
+    def end(self) -> None:
+        """Ends it without delay, if it has not ended."""
+        if self._thread is not None and self._thread.is_alive():
+            self._service.stopping.set()
+            self._stop(0)
+            self._thread.join()
+
+    def _stop(self, number: int) -> None:
+        """Has it end; called in the main thread by a signal, 0 for none."""
+        self._came.append(number)
+        if number:
+            LOG.info("stopping: %s came", signal.Signals(number).name)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                self._loop.call_soon_threadsafe((self._first if len(self._came) == 1 else self._at_once).set)
+
+    def _serve(self, ports: dict[int, socket.socket]) -> None:
+        """Body of the thread."""
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._run(ports))
+        except BaseException as problem:  # noqa: BLE001  raised in the main thread
+            self._failed.append(problem)
+        finally:
+            self._listening.set()
+
+    async def _run(self, ports: dict[int, socket.socket]) -> None:
+        service, where = self._service, self._where
+        self._loop = asyncio.get_running_loop()
+        self._first, self._at_once = asyncio.Event(), asyncio.Event()
+        doors: list[_Grpc | _Http] = []
+        try:
+            if where.port:
+                doors.append(_Grpc(service, where))
+            if where.rest_port:
+                doors.append(_Http(service, where))
+            for door in doors:
+                await door.start(ports)
+            self._listening.set()
+            stops = asyncio.create_task(self._first.wait())
+            while not (self._first.is_set() or service.stopping.is_set()):
+                await asyncio.wait([stops], timeout=_LOOK)
+                service.look()
+            # Health checks say so from here on, while requests are still answered: who sends them needs time to hear of it.
+            service.leaving.set()
+            hurry = asyncio.create_task(self._at_once.wait())
+            if where.lame_duck and not service.stopping.is_set():
+                await asyncio.wait([hurry], timeout=where.lame_duck)
+            # Now they are refused: clients go elsewhere while there is still somebody to tell them.
+            service.stopping.set()
+            if not hurry.done():
+                await asyncio.wait([hurry], timeout=min(_NOTICE, where.grace))
+            ends = asyncio.create_task(_all(door.stop() for door in doors))
+            await asyncio.wait([hurry, ends], return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
+        finally:
+            for door in doors:
+                await door.close()
 
 
 def loop_factory() -> Callable[[], Any] | None:
@@ -129,49 +243,6 @@ def loop_factory() -> Callable[[], Any] | None:
     return found
 
 
-async def _run(
-    service: Service, where: Listening, ports: dict[int, socket.socket], ready: Callable[[], None]
-) -> Sequence[int]:
-    """Runs it, and gives the signals that came."""
-    loop = asyncio.get_running_loop()
-    first, at_once = asyncio.Event(), asyncio.Event()
-    came: list[int] = []
-
-    def stop(number: int) -> None:
-        came.append(number)
-        (at_once if service.stopping.is_set() else first).set()
-        service.stopping.set()
-
-    heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores one
-    for number in heard:
-        loop.add_signal_handler(number, stop, number)
-    doors: list[_Grpc | _Http] = []
-    try:
-        if where.port:
-            doors.append(_Grpc(service, where))
-        if where.rest_port:
-            doors.append(_Http(service, where))
-        for door in doors:
-            await door.start(ports)
-        ready()
-        stops = asyncio.create_task(first.wait())
-        while not service.stopping.is_set():
-            await asyncio.wait([stops], timeout=_LOOK)
-            service.look()
-        # Health checks say so from here on, and requests are refused: clients go elsewhere while there is still somebody to tell them.
-        hurry = asyncio.create_task(at_once.wait())
-        await asyncio.wait([hurry], timeout=min(_NOTICE, where.grace))
-        ends = asyncio.create_task(_all(door.stop() for door in doors))
-        await asyncio.wait([hurry, ends], return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-    finally:
-        for number in heard:
-            loop.remove_signal_handler(number)
-        for door in doors:
-            await door.close()
-    return came
-
-
 async def _all(ends: Iterable[Coroutine[Any, Any, None]]) -> None:
     await asyncio.gather(*ends)
 
@@ -181,7 +252,9 @@ class _Grpc:
 
     def __init__(self, service: Service, where: Listening) -> None:
         self._where = where
-        self._server = rpc.GrpcServer(partial(take, service), service.stopping, where.most, service.drive)
+        self._server = rpc.GrpcServer(
+            partial(take, service), service.stopping, where.most, service.drive, partial(health_of, service)
+        )
 
     async def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen."""

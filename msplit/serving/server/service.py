@@ -9,22 +9,24 @@ gRPC the thread that calls `take` and `Service.drive`.
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
 from msplit._version import __version__
-from msplit.errors import DeviceLost, MsplitError
+from msplit.errors import DeviceLost
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
+from msplit.serving.server.logs import LOG
 from msplit.serving.server.metrics import Metrics
-from msplit.serving.server.models import PREDICT, Models, Signature, Version, known_as
+from msplit.serving.server.models import PREDICT, Models, Signature, Version, VersionState, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -140,14 +142,23 @@ class Heads:
             written += (head, value.tobytes())
         return b"".join(written)
 
+    def forget(self, version: Version) -> None:
+        """Drops the answers of a version that is closed."""
+        for place in [*self._known]:
+            if version in (place[0], *(place[0] if isinstance(place[0], tuple) else ())):
+                self._known.pop(place, None)
+
 
 _MOST_HEADS = 1024
+_LONGEST_PATH = 256
+"""Most characters of a path in the log."""
 
 Result = TypeVar("Result")
 
 LARGE = 1 << 18
 """Bytes from which on a request is read, and an answer written, in a thread beside the others: to do so takes 10 ms and more."""
-_AVAILABLE = 30
+_FAILED = 9
+"""FAILED_PRECONDITION among TensorFlow's codes of errors."""
 _SIGNATURES = "signature_def"
 SERVER = {"name": "msplit", "version": __version__}
 """Fields of a ServerMetadataResponse."""
@@ -155,12 +166,13 @@ SERVER = {"name": "msplit", "version": __version__}
 
 @dataclass(frozen=True)
 class Service:
-    """State that all protocols of a server share.
+    """VersionState that all protocols of a server share.
 
     Attributes:
         as_content: True to put values of answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself; None: any time.
-        log: Called with each internal error.
+        access: Share of the requests that are logged.
+        leaving: Set when clients are to go elsewhere: it is not ready, and goes on answering.
         stopping: Set when the server takes no more requests.
         lost: The GPU that failed, if one did: the server then stops, for only another process can go on.
         aside: Thread in which large requests are read and large answers written, one at a time.
@@ -174,7 +186,8 @@ class Service:
     metrics: Metrics
     as_content: bool = False
     timeout: float | None = None
-    log: Callable[[str], None] = lambda text: None
+    access: float = 0.0
+    leaving: threading.Event = field(default_factory=threading.Event)
     stopping: threading.Event = field(default_factory=threading.Event)
     lost: list[DeviceLost] = field(default_factory=list)
     aside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="msplit-large"))
@@ -183,10 +196,35 @@ class Service:
     infers: decode.Reader = field(default_factory=lambda: decode.Reader(decode.infer_request))
     heads: Heads = field(default_factory=lambda: Heads())
 
+    def __post_init__(self) -> None:
+        self.models.closing.append(self._forget)
+
+    def _forget(self, version: Version) -> None:
+        """Drops what is kept for a version that is closed."""
+        self.heads.forget(version)
+        self.metrics.forget(version)
+
     @property
     def ready(self) -> bool:
         """True while it takes requests and can answer them."""
-        return not self.stopping.is_set() and self.models.ready
+        return self.takes and self.models.ready
+
+    @property
+    def takes(self) -> bool:
+        """True while clients are to send requests here, whether the models are ready or not."""
+        return not (self.leaving.is_set() or self.stopping.is_set())
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready."""
+        if self.lost:
+            return self.lost[0].what
+        if not self.takes:
+            return "the server is stopping"
+        names = ", ".join(self.models.unready)
+        if self.models.opening:
+            return f"models are being opened: {names}"
+        return f"the processes of a model are being started again: {names}"
 
     def look(self) -> None:
         """Stops the server when a GPU has failed, whether anybody was told or not."""
@@ -194,6 +232,8 @@ class Service:
             for signature in version.signatures.values():
                 if (lost := signature.pool.failure) is not None and not self.lost:
                     self.lost.append(lost)
+                    about = {"model": version.model, "version": version.number}
+                    LOG.critical("the GPU has failed: %s", lost.what, extra=about)
                     self.stopping.set()
 
     def drive(self) -> bool:
@@ -230,19 +270,42 @@ class Service:
         return await self.apart(weight * size_of(outputs), lambda: write(request, outputs))
 
 
-@dataclass
+@dataclass(eq=False)
 class RequestContext:
     """A request while it is answered.
 
     Attributes:
-        service: State of the server.
+        service: VersionState of the server.
         timeout: Seconds that it may wait; None: any time.
         version: Version of the model that it is for, once that is known.
+        headers: Headers that say which request it is; its answer has them, too.
+        request_id: The client's name of it; "": it has none.
     """
 
     service: Service
     timeout: float | None = None
     version: Version | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    request_id: str = ""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Fields of what is logged of it."""
+        found: dict[str, Any] = {}
+        if self.version is not None:
+            found |= {"model": self.version.model, "version": self.version.number}
+        if identifier := self.headers.get("x-request-id", self.request_id):
+            found["request_id"] = identifier
+        return found | {name: value for name, value in self.headers.items() if name != "x-request-id"}
+
+    def end(self, protocol: str, method: str, status: str, start: float) -> None:
+        """Counts the request, which is answered, logs it if it is among those that are, and leaves its version."""
+        service, seconds = self.service, perf_counter() - start
+        service.metrics.count(self.version, protocol, status, seconds)
+        if service.access and random.random() < service.access:
+            done = {"protocol": protocol, "status": status, "seconds": round(seconds, 6)}
+            LOG.info("%s", method[:_LONGEST_PATH], extra={**self.about, **done})
+        self.leave()
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """Finds the version of a model; see `Models.find`.
@@ -251,9 +314,19 @@ class RequestContext:
             Refusal: There is no such model, or the server takes no more requests.
         """
         if self.service.stopping.is_set():
-            raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
-        self.version = self.service.models.find(name, number, label)
-        return self.version
+            raise Refusal(StatusCode.UNAVAILABLE, self.service.reason)
+        while True:
+            self.leave()
+            self.version = None
+            found = self.version = self.service.models.find(name, number, label)
+            found.users[self] = None
+            if not found.retired:  # else it was replaced meanwhile, and may be closed already
+                return found
+
+    def leave(self) -> None:
+        """Says that the version is not needed any more."""
+        if self.version is not None:
+            self.version.users.pop(self, None)
 
 
 def _version(context: RequestContext, spec: Any) -> Version:
@@ -333,20 +406,39 @@ def _infos(infos: Any, ports: Mapping[str, Port], signature: Signature) -> None:
 
 def serving_status(context: RequestContext, request: Any) -> Any:
     """`GetModelStatus`."""
-    spec = request.model_spec
-    if spec.WhichOneof("version_choice") is None:
-        versions = context.service.models.versions.get(spec.name)
-        if not versions:
-            raise Refusal(StatusCode.NOT_FOUND, f"Could not find any versions of model {spec.name}")
-        numbers = sorted(versions, reverse=True)
-    else:
-        numbers = [_version(context, spec).number]
+    spec, choice = request.model_spec, request.model_spec.WhichOneof("version_choice")
+    states = context.service.models.states(spec.name)
+    if not states:
+        raise Refusal(StatusCode.NOT_FOUND, f"Could not find any versions of model {spec.name}")
+    if choice is not None:
+        asked = spec.version.value if choice == "version" else _version(context, spec).number
+        if asked not in states:
+            raise Refusal(StatusCode.NOT_FOUND, f"Could not find version {asked} of model {spec.name}")
+        states = {asked: states[asked]}
     response = messages.GetModelStatusResponse()
-    for number in numbers:
+    for number, found in states.items():
         status = response.model_version_status.add()
-        status.version, status.state = number, _AVAILABLE
-        status.status.error_code = 0
+        status.version, status.state = number, found.state
+        status.status.error_code = _FAILED if found.why else 0
+        status.status.error_message = found.why
     return response
+
+
+def _change(context: RequestContext, kind: str, what: Any, response: Any) -> Future[Any]:
+    """Changes what is served. The future gives the response.
+
+    Raises:
+        Refusal: Nothing can be changed.
+    """
+    control = context.service.models.control
+    if control is None:
+        raise Refusal(StatusCode.UNIMPLEMENTED, "the models of this server stay as they are")
+    return control(kind, what, response)
+
+
+def serving_reload(context: RequestContext, request: Any) -> Future[Any]:
+    """`HandleReloadConfigRequest`: answered when the models are ready."""
+    return _change(context, "reload", request.config, messages.ReloadConfigResponse())
 
 
 # --- Open Inference Protocol
@@ -360,7 +452,8 @@ def _open_version(context: RequestContext, name: str, number: str) -> Version:
 
 def open_model_ready(context: RequestContext, request: Any) -> Any:
     """`ModelReady`."""
-    if context.service.stopping.is_set():
+    service = context.service
+    if not service.takes or request.name in service.models.opening:
         return messages.ModelReadyResponse(ready=False)
     version = _open_version(context, request.name, request.version)
     return messages.ModelReadyResponse(ready=version.ready)
@@ -377,6 +470,35 @@ def open_model(context: RequestContext, request: Any) -> Any:
             shape = [-1 if size is None else size for size in port.shape]
             listed.add(name=key, datatype=tensors.open_name(port.dtype), shape=shape)
     return found
+
+
+_INDEXED = {VersionState.AVAILABLE: "READY", VersionState.LOADING: "LOADING", VersionState.UNLOADING: "UNLOADING"}
+"""Triton's names of states. All others are UNAVAILABLE."""
+
+
+def open_index(context: RequestContext, request: Any) -> Any:
+    """`RepositoryIndex`: the versions of all models."""
+    models = context.service.models
+    response = messages.RepositoryIndexResponse()
+    for name in sorted({*models.versions, *models.statuses}):
+        for number, found in models.states(name).items():
+            if found.state is VersionState.AVAILABLE or not request.ready:
+                state = _INDEXED.get(found.state, "UNAVAILABLE")
+                reason = found.why or ("unloaded" if found.state is VersionState.END else "")
+                response.models.add(name=name, version=str(number), state=state, reason=reason)
+    return response
+
+
+def open_load(context: RequestContext, request: Any) -> Future[Any]:
+    """`RepositoryModelLoad`: answered when its versions are ready."""
+    if request.parameters:
+        raise invalid(f"parameter {next(iter(request.parameters))} is not taken: models are loaded as they are")
+    return _change(context, "load", request.model_name, messages.RepositoryModelLoadResponse())
+
+
+def open_unload(context: RequestContext, request: Any) -> Future[Any]:
+    """`RepositoryModelUnload`: answered when no more requests are taken for it; those in flight are answered."""
+    return _change(context, "unload", request.model_name, messages.RepositoryModelUnloadResponse())
 
 
 def read_infer(context: RequestContext, data: bytes) -> InferenceRequest:
@@ -419,6 +541,7 @@ def open_request(
     Raises:
         Refusal: One of them is of another type, or there is no such signature, or the model takes no such inputs.
     """
+    context.request_id = request.id
     given = {name: request.parameters[name] for name in _PARAMETERS if name in request.parameters}
     for name, parameter in given.items():
         if parameter.WhichOneof("parameter_choice") != _PARAMETERS[name]:
@@ -429,17 +552,29 @@ def open_request(
         limit = values["timeout"] / 1e6
         timeout = limit if timeout is None else min(limit, timeout)
     signature = version.signature(values.get("signature_name", ""))
+    for tensor in request.outputs:
+        for name in ("classification", "shared_memory_region"):
+            if name in tensor.parameters:
+                raise Refusal(StatusCode.UNIMPLEMENTED, f"output {tensor.name}: {name} is not done here")
     outputs, priority = [output.name for output in request.outputs], max(values.get("priority", 0) - 1, 0)
     return InferenceRequest(request, version, signature, feeds(signature.pool.inputs), outputs, timeout, priority)
 
 
-def told(service: Service, problem: BaseException) -> Refusal:
-    """Refusal to send to a client. Internal errors go to the log instead."""
+def binary_outputs(request: Any, outputs: Arrays) -> Sequence[str]:
+    """Outputs whose values a ModelInferRequest wants as bytes behind the JSON of its answer."""
+    every = request.parameters["binary_data_output"].bool_param if "binary_data_output" in request.parameters else False
+    wanted = {
+        output.name: output.parameters["binary_data"].bool_param if "binary_data" in output.parameters else every
+        for output in request.outputs
+    }
+    return [name for name in outputs if wanted.get(name, every)]
+
+
+def told(context: RequestContext, problem: BaseException) -> Refusal:
+    """Refusal to send to a client. Internal errors go to the log instead, with their causes."""
     cause = problem.__cause__ if isinstance(problem, Refusal) and problem.__cause__ is not None else problem
-    service.look()
-    if is_internal(cause):
-        service.log("".join(traceback.format_exception(cause)))
+    context.service.look()
     found = refusal(problem)
-    if found.code is StatusCode.INTERNAL and isinstance(cause, MsplitError):
-        service.log(f"a request failed: {cause}")
+    if is_internal(cause) or found.code is StatusCode.INTERNAL:
+        LOG.error("a request failed: %s", cause, exc_info=cause, extra=context.about)
     return found

@@ -15,6 +15,7 @@ class Reply:
 
     def __init__(self, path: str, said: Callable[[tuple[int, bytes]], object]) -> None:
         self.path, self._said = path, said
+        self.headers: dict[str, str] = {}
         self.cancel: Any = None
 
     def answer(self, data: bytes) -> None:

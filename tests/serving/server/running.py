@@ -63,20 +63,22 @@ def start(*arguments: object) -> Server:
     )
 
 
-def start_trivial() -> Server:
+def start_trivial(*options: str, until: str = "ready:") -> Server:
     """The same of the server of `trivial`."""
     return started(
         functools.partial(forked.Popen, server=forked.TENSORFLOW, quick=True),
-        lambda port, rest: ["tests.serving.server.trivial", port, rest],
+        lambda port, rest: ["tests.serving.server.trivial", port, rest, *options],
+        until,
     )
 
 
-def started(begin: Callable[..., Any], command: Callable[[int, int], list[object]]) -> Server:
+def started(begin: Callable[..., Any], command: Callable[[int, int], list[object]], until: str = "ready:") -> Server:
     """A server that some module runs, as soon as it is ready.
 
     Args:
         begin: Starts a process, as `subprocess.Popen`.
         command: Gives the module and its arguments for two ports.
+        until: Start of the line that says so.
     """
     port, rest = free_port(), free_port()
     process = begin(
@@ -89,6 +91,6 @@ def started(begin: Callable[..., Any], command: Callable[[int, int], list[object
     said = ""
     for line in process.stdout:
         said += line
-        if line.startswith("ready:"):
+        if line.startswith(until):
             return Server(process, port, rest, said)
     raise AssertionError(f"the server ended with {process.wait()}: {said}")

@@ -109,8 +109,8 @@ def test_a_connection_of_grpc_that_says_nothing_does_not_stay(monkeypatch: pytes
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("encoding", ["", "identity", "gzip", "BR"])
-def test_a_body_that_is_compressed_is_refused_as_that(encoding: str) -> None:
+@pytest.mark.parametrize("encoding", ["", "identity", "zstd", "BR"])
+def test_a_body_that_is_compressed_otherwise_is_refused_as_that(encoding: str) -> None:
     async def receive() -> Any:
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
@@ -120,7 +120,7 @@ def test_a_body_that_is_compressed_is_refused_as_that(encoding: str) -> None:
     if encoding in ("", "identity"):
         assert asyncio.run(call.body()) == b"{}"
     else:
-        with pytest.raises(Refusal, match=f"content-encoding {encoding} is not taken"):
+        with pytest.raises(Refusal, match=f"content-encoding {encoding.lower()} is not taken"):
             asyncio.run(call.body())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from msplit.serving.server import messages
 
-SERVING = ("predict", "get_model_metadata", "get_model_status")
+SERVING = ("predict", "get_model_metadata", "get_model_status", "model_management")
 
 
 def described(message: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_they_are_tensorflow_servings_field_by_field() -> None:
     for name in (*(f"apis.{one}" for one in SERVING), "config.model_server_config"):
         theirs.update(import_module(f"tensorflow_serving.{name}_pb2").DESCRIPTOR.message_types_by_name)
     common = theirs.keys() & messages.NAMES.keys()
-    assert len(common) == 9
+    assert len(common) == 11
     for name in sorted(common):
         assert described(getattr(messages, name).DESCRIPTOR) == described(theirs[name])
 

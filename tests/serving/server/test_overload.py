@@ -131,11 +131,13 @@ def test_a_server_whose_gpu_fails_says_so_and_ends() -> None:
                 ask(own, LOST)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert caught.value.details() == FAILED
-            assert running.http("/v2/health/ready")[0] == 503
+            for path in ("/v2/health/ready", "/readyz"):
+                assert running.http(path) == (503, {"error": FAILED})
             for first in (1.0, LOST):
                 with pytest.raises(grpc.RpcError) as caught:
                     ask(own, first)
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert caught.value.details() == FAILED
         said, _ = running.process.communicate(timeout=20)
         assert running.process.returncode == 2
         assert FAILED in said

@@ -25,7 +25,9 @@ class Running:
     def __init__(self) -> None:
         self.stopping, self.cancelled, self.late = threading.Event(), threading.Event(), []
         self.left: list[float | None] = []
-        self.server, self.port = rpc.GrpcServer(self.take, self.stopping, MOST), free_port()
+        self.health = b"healthy"
+        made = rpc.GrpcServer(self.take, self.stopping, MOST, health=lambda data: data or self.health)
+        self.server, self.port = made, free_port()
         assert self.server.start("127.0.0.1", self.port)
 
     def take(self, call: rpc.GrpcCall, data: bytes, left: float | None) -> None:
@@ -114,13 +116,17 @@ def test_a_port_that_is_taken_is_not_shared(running: Running) -> None:
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_who_watches_health_is_told_the_end(running: Running, stays: bool) -> None:
+def test_who_watches_health_is_told_changes_and_the_end(running: Running, stays: bool) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel:
-        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"healthy", timeout=20)
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=20)
         assert next(watch) == b"healthy"
+        for health in (b"ill", b"healthy"):
+            running.health = health
+            assert next(watch) == health
         if stays:
+            running.health = b"gone"
             running.stopping.set()
-            assert list(watch) == [b"\x08\x02"]
+            assert list(watch) == [b"gone"]
         else:
             watch.cancel()
         ended = time.monotonic() + 20

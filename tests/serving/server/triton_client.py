@@ -6,6 +6,7 @@ python triton_client.py ask MSPLIT FILE.npz      where tritonclient is: the serv
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -49,17 +50,17 @@ def answer(file: str) -> None:
 
 def ask(msplit: str, file: str) -> None:
     """Starts a server and asks it."""
-    from tritonclient import grpc
-    from tritonclient.utils import InferenceServerException
+    from tritonclient import grpc, http
 
     with np.load(file) as saved:
         known = dict(saved)
     ends = np.cumsum(known["lengths"])
     text = known["city"].tobytes()
     city = np.array([text[end - size : end] for end, size in zip(ends, known["lengths"], strict=True)], object)
-    with socket.socket() as taken:
+    with socket.socket() as taken, socket.socket() as other:
         taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+        other.bind(("127.0.0.1", 0))
+        port, rest = taken.getsockname()[1], other.getsockname()[1]
     options = [
         "--device",
         "cpu",
@@ -72,7 +73,7 @@ def ask(msplit: str, file: str) -> None:
         "--port",
         str(port),
         "--rest-api-port",
-        "0",
+        str(rest),
     ]
     command = [msplit, "serve", SAMPLES / "mmoe_small.pb", "--model", f"words={SAMPLES / 'keras_lookup'}", *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -81,44 +82,69 @@ def ask(msplit: str, file: str) -> None:
             print(line, end="")
             if line.startswith("ready:"):
                 break
-        client = grpc.InferenceServerClient(f"127.0.0.1:{port}")
-        assert client.is_server_live()
-        assert client.is_server_ready()
-        assert client.is_model_ready("words", "1")
-        assert client.get_server_metadata().name == "msplit"
-        said = {one.name: (one.datatype, list(one.shape)) for one in client.get_model_metadata("words").inputs}
-        assert said == {"amount": ("FP32", [-1, 4]), "city": ("BYTES", [-1])}, said
-
-        def infer(model: str, output: str, **arrays: np.ndarray) -> np.ndarray:
-            inputs = []
-            for name, array in arrays.items():
-                kind = "BYTES" if array.dtype == object else "FP32"
-                inputs.append(grpc.InferInput(name, array.shape, kind))
-                inputs[-1].set_data_from_numpy(array)
-            found = client.infer(model, inputs, outputs=[grpc.InferRequestedOutput(output)], request_id="9")
-            assert found.get_response().id == "9"
-            return found.as_numpy(output)
-
-        np.testing.assert_allclose(infer("mmoe_small", "tower_1/out/Sigmoid", x=known["x"]), known["score"], rtol=1e-5)
-        np.testing.assert_allclose(
-            infer("words", "output_0", city=city, amount=known["amount"]), known["price"], rtol=1e-5
-        )
-        for model, arrays, said in (
-            ("nobody", {"x": known["x"]}, "NOT_FOUND"),
-            ("mmoe_small", {"x": known["x"][:, :5]}, "INVALID_ARGUMENT"),
-            ("mmoe_small", {"y": known["x"]}, "INVALID_ARGUMENT"),
-        ):
-            try:
-                infer(model, "tower_1/out/Sigmoid", **arrays)
-                status = "it was answered"
-            except InferenceServerException as problem:
-                status = problem.status()
-            assert said in status, (model, list(arrays), status)
+        with contextlib.closing(grpc.InferenceServerClient(f"127.0.0.1:{port}")) as client:
+            assert client.get_server_metadata().name == "msplit"
+            inputs = client.get_model_metadata("words").inputs
+            asked(grpc, client, [(one.name, one.datatype, list(one.shape)) for one in inputs], city, known, {})
+        with contextlib.closing(http.InferenceServerClient(f"127.0.0.1:{rest}")) as client:
+            assert client.get_server_metadata()["name"] == "msplit"
+            inputs = client.get_model_metadata("words")["inputs"]
+            said = [(one["name"], one["datatype"], one["shape"]) for one in inputs]
+            asked(http, client, said, city, known, {})
+            for kind in ("gzip", "deflate"):
+                packed = {"request_compression_algorithm": kind, "response_compression_algorithm": kind}
+                asked(http, client, said, city, known, packed)
     finally:
         server.terminate()
         assert server.wait(60) == 0
     messages_agree()
     print("Triton's client got TensorFlow's answers")
+
+
+CODES = {"NOT_FOUND": "404", "INVALID_ARGUMENT": "400"}
+
+
+def asked(
+    kind: Any, client: Any, said: list[Any], city: np.ndarray, known: dict[str, np.ndarray], options: Any
+) -> None:
+    """Asks as one of the two clients does: its module and what it made, and what it said of the model's inputs."""
+    from tritonclient.utils import InferenceServerException
+
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("words", "1")
+    assert sorted(said) == [("amount", "FP32", [-1, 4]), ("city", "BYTES", [-1])], said
+
+    over_http = not kind.__name__.endswith("grpc")
+
+    def infer(model: str, output: str, binary: bool = True, **arrays: np.ndarray) -> np.ndarray:
+        inputs, outputs = [], [kind.InferRequestedOutput(output)]
+        for name, array in arrays.items():
+            inputs.append(kind.InferInput(name, array.shape, "BYTES" if array.dtype == object else "FP32"))
+            inputs[-1].set_data_from_numpy(array, *((binary,) if over_http else ()))
+        if not binary:
+            outputs = [kind.InferRequestedOutput(output, binary_data=False)]
+        found = client.infer(model, inputs, outputs=outputs, request_id="9", **options)
+        response = found.get_response()
+        assert (response["id"] if isinstance(response, dict) else response.id) == "9"
+        return found.as_numpy(output)
+
+    for binary in (True, False) if over_http else (True,):
+        score = infer("mmoe_small", "tower_1/out/Sigmoid", binary, x=known["x"])
+        np.testing.assert_allclose(score, known["score"], rtol=1e-5)
+    price = infer("words", "output_0", city=city, amount=known["amount"])
+    np.testing.assert_allclose(price, known["price"], rtol=1e-5)
+    for model, arrays, code in (
+        ("nobody", {"x": known["x"]}, "NOT_FOUND"),
+        ("mmoe_small", {"x": known["x"][:, :5]}, "INVALID_ARGUMENT"),
+        ("mmoe_small", {"y": known["x"]}, "INVALID_ARGUMENT"),
+    ):
+        try:
+            infer(model, "tower_1/out/Sigmoid", **arrays)
+            status = "it was answered"
+        except InferenceServerException as problem:
+            status = problem.status()
+        assert (CODES[code] if over_http else code) in status, (model, list(arrays), status)
 
 
 def messages_agree() -> None:

@@ -1,12 +1,16 @@
-"""A server of a model that takes no time, unless it is asked to: `python -m tests.serving.server.trivial PORT REST`.
+"""A server of a model that takes no time, unless it is asked to: `python -m tests.serving.server.trivial PORT REST [KEY=VALUE …]`.
 
 Doubles numbers. A row that begins with 1000 takes 0.3 s; one that begins with 2000 fails as nothing in msplit does; at one that begins
 with 3000 the GPU fails, and at one that begins with 4000 it takes 0.3 s to do so: from then on every step fails, as it is with CUDA. A row
 that begins with 5000 is one that the model can not take.
+
+Keys: ``until``, a file whose model is opened when it is there; ``lame_duck`` and ``access`` as of `run.Listening`; ``log``, text or json.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from typing import Any
@@ -18,8 +22,8 @@ from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import SimulatedSlot, StepSlot
-from msplit.serving.server import run
-from msplit.serving.server.models import Models, Version, signature_of
+from msplit.serving.server import logs, run
+from msplit.serving.server.models import Models, Status, Version, VersionState, signature_of
 
 BATCHES = (1, 4)
 WIDTH = 8
@@ -66,13 +70,23 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    port, rest = map(int, sys.argv[1:])
-    where = run.Listening(port=port, rest_port=rest, grace=5.0)
-    with pool() as made, run.held(where) as ports:
-        only = signature_of(made, None)
-        models = Models({"double": {1: Version("double", 1, {only.name: only})}})
+    port, rest = map(int, sys.argv[1:3])
+    told = dict(text.split("=", 1) for text in sys.argv[3:])
+    numbers = {name: float(told[name]) for name in ("lame_duck", "access") if name in told}
+    where = run.Listening(port=port, rest_port=rest, grace=5.0, **numbers)
+    logging = logs.logging_to(say, as_json=told["log"] == "json") if "log" in told else contextlib.nullcontext()
+    with logging, pool() as made, run.held(where) as ports:
+        models, only = (
+            Models({}, opening=["double"], statuses={"double": {1: Status(VersionState.LOADING)}}),
+            signature_of(made, None),
+        )
         try:
-            sys.exit(run.run(models, where, ports, ready=lambda: say("ready:"), log=say))
+            with run.answering(models, where, ports) as server:
+                say("listening:")
+                while "until" in told and not os.path.exists(told["until"]):
+                    time.sleep(0.01)
+                models.versions, models.opening = {"double": {1: Version("double", 1, {only.name: only})}}, ()
+                sys.exit(server.wait(lambda: say("ready:")))
         except DeviceLost as problem:
             say(str(problem))
             sys.exit(2)
