@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from msplit.serving.server.config import ModelConfig
     from msplit.serving.server.models import Models
     from msplit.serving.server.run import Listening
-    from msplit.serving.server.versions import Watch
 
 
 _PORT = click.IntRange(0, 65535)
@@ -97,13 +96,6 @@ class Served:
         if not found:
             raise click.UsageError("Nothing to serve: give a model, --model NAME=PATH or --model-config-file.")
         return tuple(found)
-
-    def watch(self) -> Watch:
-        """Settings of the looks for new versions."""
-        from msplit.serving.server.versions import Watch
-
-        reread = 0.0 if self.model_config_file is None else self.model_config_file_poll_wait_seconds
-        return Watch(self.file_system_poll_wait_seconds, self.configs, reread)
 
 
 def _name(path: Path) -> str:
@@ -192,24 +184,26 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
     Options go by TensorFlow Serving's names, too, such as --rest_api_port. This executes the models.
     """
     _require()
-    from msplit.serving.server import logs, making, run
+    from msplit.serving.server import logs, making, run, versions
 
     as_json = doors.log_format == "json"
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
     tags = served.saved_model_tags if served.tags is None else served.tags
-    opener = making.opener(request, settings, tags=tags, signatures=served.signatures, watch=served.watch())
+    reread = 0.0 if served.model_config_file is None else served.model_config_file_poll_wait_seconds
+    polling = versions.Polling(served.file_system_poll_wait_seconds, served.configs, reread)
+    opener = making.opener(request, settings, tags=tags, signatures=served.signatures, polling=polling)
     with (
         logs.logging_to(output.tell, as_json=as_json),
         run.held(where) as ports,
-        closing(opener) as versions,
-        run.answering(versions.models, where, ports) as server,
+        closing(opener) as opened,
+        run.answering(opened.models, where, ports) as server,
     ):
         logs.LOG.info("listening, not ready: models are being opened")
         with telling() as tell:
-            versions.start(configs, tell)
+            opened.start(configs, tell)
         gc.freeze()  # to look through all of PyTorch for garbage takes 0.2 s, in which no request is answered; new versions bring some
-        return server.wait(lambda: _say(versions.models, where, logs.LOG.info if as_json else output.say))
+        return server.wait(lambda: _say(opened.models, where, logs.LOG.info if as_json else output.say))
 
 
 def _require() -> None:

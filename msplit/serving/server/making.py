@@ -25,7 +25,7 @@ from msplit.serving.server import decode
 from msplit.serving.server.config import ModelConfig
 from msplit.serving.server.models import Models, Signature, Version, signature_of
 from msplit.serving.server.tensors import Refusal
-from msplit.serving.server.versions import Versions, Watch
+from msplit.serving.server.versions import Polling, Versions
 
 ALL = ("all",)
 """All signatures of a model."""
@@ -43,7 +43,7 @@ def ready(
     *,
     tags: Sequence[str] | None = None,
     signatures: Sequence[str] = (),
-    watch: Watch | None = None,
+    polling: Polling | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Models]:
     """Makes models ready, for as long as the block lasts.
@@ -54,13 +54,13 @@ def ready(
         settings: Settings of their pools.
         tags: Tags of the graph, where a SavedModel has several.
         signatures: Names of those to serve; none: ``serving_default`` or the only one; `ALL`. Each has a pool, and weights, of its own.
-        watch: When to look for new versions; None: never.
+        polling: When to look for new versions; None: never.
         progress: Told what is being done.
 
     Raises:
         MsplitError: One of them can not be served.
     """
-    with contextlib.closing(opener(request, settings, tags=tags, signatures=signatures, watch=watch)) as versions:
+    with contextlib.closing(opener(request, settings, tags=tags, signatures=signatures, polling=polling)) as versions:
         versions.start(configs, progress or silent)
         yield versions.models
 
@@ -71,10 +71,10 @@ def opener(
     *,
     tags: Sequence[str] | None = None,
     signatures: Sequence[str] = (),
-    watch: Watch | None = None,
+    polling: Polling | None = None,
 ) -> Versions:
     """Versions of models that are opened when it is started; see `ready`."""
-    return Versions(partial(_version, request, settings, tags, signatures), watch or Watch())
+    return Versions(partial(_version, request, settings, tags, signatures), polling or Polling())
 
 
 def _version(

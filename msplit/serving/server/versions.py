@@ -79,7 +79,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 @dataclass(frozen=True)
-class Watch:
+class Polling:
     """Settings of the looks for new versions.
 
     Attributes:
@@ -98,16 +98,16 @@ class Versions:
 
     Args:
         open_version: Opens a version.
-        watch: When to look for others.
+        polling: When to look for others.
 
     Attributes:
         models: Models that are served.
     """
 
-    def __init__(self, open_version: Open, watch: Watch) -> None:
+    def __init__(self, open_version: Open, polling: Polling) -> None:
         self.models = Models({}, control=self.change)
-        self._open, self._read = open_version, watch.read
-        tasks = ((watch.poll, self._look), (watch.reread, self._reread))
+        self._open, self._read = open_version, polling.read
+        tasks = ((polling.poll, self._look), (polling.reread, self._reread))
         self._tasks = [(seconds, work) for seconds, work in tasks if seconds]
         self._said: Sequence[ModelConfig] = ()
         self._configs: dict[str, ModelConfig] = {}

@@ -30,7 +30,7 @@ from msplit.serving.server.metrics import Metrics  # noqa: E402
 from msplit.serving.server.models import Version, VersionState, signature_of  # noqa: E402
 from msplit.serving.server.service import RequestContext, Service  # noqa: E402
 from msplit.serving.server.tensors import Refusal  # noqa: E402
-from msplit.serving.server.versions import Versions, Watch  # noqa: E402
+from msplit.serving.server.versions import Polling, Versions  # noqa: E402
 from tests.cli.runner import SAMPLES  # noqa: E402
 from tests.serving.server import trivial  # noqa: E402
 from tests.serving.server.asking import answer  # noqa: E402
@@ -90,7 +90,7 @@ class Served:
     """Versions of a folder, with what a client sees."""
 
     def __init__(self, folder: Folder, *configs: ModelConfig, poll: float = 0.004) -> None:
-        self.versions = Versions(folder.open, Watch(poll))
+        self.versions = Versions(folder.open, Polling(poll))
         self.versions.start(configs or [folder.config()], silent)
         self.models = self.versions.models
         self.service = Service(self.models, Metrics(self.models))
@@ -368,7 +368,7 @@ def test_a_list_of_models_is_read_again(folder: Folder, caplog: pytest.LogCaptur
         written.rename(file)
 
     write("m")
-    made = Versions(folder.open, Watch(0.0, lambda: read_models(file), 0.004))
+    made = Versions(folder.open, Polling(0.0, lambda: read_models(file), 0.004))
     with contextlib.closing(made):
         made.start(read_models(file), silent)
         made.change("reload", listed(n=(folder.path / "n", {}))).result(SOON)
