@@ -242,13 +242,13 @@ def test_without_a_share_no_request_is_logged() -> None:
 
 def test_a_signal_while_a_model_is_opened_is_no_fault(tmp_path: Path, caplog: Any) -> None:
     from msplit.serving.server.config import ModelConfig
-    from msplit.serving.server.versions import Versions, Watch
+    from msplit.serving.server.versions import Polling, Versions
 
     def opens(*of_what: Any) -> Any:
         raise KeyboardInterrupt
 
     (tmp_path / "m.pb").touch()
-    made = Versions(opens, Watch())
+    made = Versions(opens, Polling())
     with contextlib.closing(made), pytest.raises(KeyboardInterrupt):
         made.start([ModelConfig("m", tmp_path / "m.pb")], lambda what, share: None)
     assert "fault" not in caplog.text
