@@ -95,7 +95,7 @@ class HttpCall:
         return found
 
 
-class Body(NamedTuple):
+class BinaryAnswer(NamedTuple):
     """Body of an answer that is not only JSON.
 
     Attributes:
@@ -157,7 +157,7 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
     context = RequestContext(service, service.timeout, headers=traces)
     try:
         document = await handler(HttpCall(context, request, most))
-        if isinstance(document, Body):
+        if isinstance(document, BinaryAnswer):
             content, kind = document.data, "application/octet-stream"
             headers = {**headers, _BINARY: str(document.head)}
         else:
@@ -323,4 +323,4 @@ async def _infer(call: HttpCall) -> Any:
         return b"".join([text, *chain.from_iterable(raw.values())])
 
     answer = await call.context.service.answer(len(data), read, write, _JSON)
-    return Body(answer, head) if head else answer
+    return BinaryAnswer(answer, head) if head else answer

@@ -298,7 +298,7 @@ class Versions:
         stamp = stamp_of(path)
         try:
             version = self._open(name, number, path, progress)
-        except BaseException as problem:
+        except Exception as problem:  # not a signal, which ends the whole server
             why = _said(problem) if isinstance(problem, MsplitError) else f"{type(problem).__name__}: {problem}"
             if not isinstance(problem, MsplitError | _Stopped):
                 _LOG.exception("a fault of the server's, or of a model's file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -237,3 +238,19 @@ def test_without_a_share_no_request_is_logged() -> None:
     http(running, "/v1/models/double:predict", ROWS)
     _, said = running.stop()
     assert [json.loads(line)["message"] for line in said.splitlines()] == ["stopping: SIGTERM came"]
+
+
+def test_a_signal_while_a_model_is_opened_is_no_fault(tmp_path: Path, caplog: Any) -> None:
+    from msplit.serving.server.config import ModelConfig
+    from msplit.serving.server.versions import Polling, Versions
+
+    def opens(*of_what: Any) -> Any:
+        raise KeyboardInterrupt
+
+    (tmp_path / "m.pb").touch()
+    made = Versions(opens, Polling())
+    with contextlib.closing(made), pytest.raises(KeyboardInterrupt):
+        made.start([ModelConfig("m", tmp_path / "m.pb")], lambda what, share: None)
+    assert "fault" not in caplog.text
+    assert "can not be opened" not in caplog.text
+    assert made.models.unready == ("m",)
