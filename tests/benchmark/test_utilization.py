@@ -125,7 +125,8 @@ def test_doctor_shows_which_gpus_are_hidden(tmp_path: Path, monkeypatch: pytest.
     found = doctor._gpus()
     assert [one.subject for one in found[:4]] == ["hidden gpu", "gpu", "hidden gpu", "gpu"]
     assert "leaves 2 of 4" in found[4].text
-    assert found[5].text.startswith("fused and grouped kernels first, then more streams, then more requests in flight")
+    assert found[5].subject == "mps"
+    assert found[6].text.startswith("fused and grouped kernels first, then more streams, then more requests in flight")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     hidden = doctor._gpus()
     assert [(one.subject, one.status) for one in hidden if one.status != doctor.OK] == [("gpu", doctor.MISSING)]

@@ -48,7 +48,7 @@ dynamic_batching {  # hands over what has arrived: the pool joins what waits, an
   max_queue_delay_microseconds: 0
 }
 parameters { key: "msplit" value { string_value: "{\\"source\\": \\"build\\", \\"device\\": \\"cpu\\", \\"pool\\": \
-{\\"groups\\": 2, \\"max_delay_us\\": 50.0, \\"priorities\\": 2, \\"max_queue\\": 9}}" } }
+{\\"groups\\": 2, \\"max_delay_us\\": 50.0, \\"priorities\\": 2, \\"max_queue\\": 9, \\"retries\\": 1}}" } }
 """
 SETTINGS = PoolSettings(groups=2, max_delay_us=50.0, priorities=2, max_queue=9)
 

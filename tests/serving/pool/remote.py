@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -100,7 +101,8 @@ def opened(*args: Any, **options: Any) -> Iterator[Pool]:
     assert stats.requests == stats.answered + stats.failed + stats.timed_out + stats.cancelled
     assert not any(alive(pid) for pid in pids)
     assert shared() == before
-    assert held() == handles, (held(), handles)
+    more = Counter(held()) - Counter(handles)  # what earlier tests have left may have gone meanwhile
+    assert not more
 
 
 def alive(pid: int) -> bool:
