@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,19 @@ def start_trivial(*options: str, until: str = "ready:") -> Server:
     )
 
 
+@contextlib.contextmanager
+def _heeding() -> Iterator[None]:
+    """A block whose processes heed all signals. Under `nohup`, and behind a shell, this one ignores some, and they would, too."""
+    ignored = [one for one in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM) if signal.getsignal(one) is signal.SIG_IGN]
+    for one in ignored:
+        signal.signal(one, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for one in ignored:
+            signal.signal(one, signal.SIG_IGN)
+
+
 def started(begin: Callable[..., Any], command: Callable[[int, int], list[object]], until: str = "ready:") -> Server:
     """A server that some module runs, as soon as it is ready.
 
@@ -81,13 +95,14 @@ def started(begin: Callable[..., Any], command: Callable[[int, int], list[object
         until: Start of the line that says so.
     """
     port, rest = free_port(), free_port()
-    process = begin(
-        [sys.executable, "-m", *map(str, command(port, rest))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-    )
+    with _heeding():
+        process = begin(
+            [sys.executable, "-m", *map(str, command(port, rest))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+        )
     said = ""
     for line in process.stdout:
         said += line

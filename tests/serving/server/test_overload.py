@@ -264,6 +264,8 @@ def test_overload_over_http(server: Server) -> None:
 
 def test_it_finishes_what_it_has(server: Server) -> None:
     """The last test: the server is gone afterwards."""
+    with grpc.insecure_channel(server.address) as own, pytest.raises(grpc.RpcError):
+        ask(own, BROKEN)
     found: list[Any] = []
 
     def client() -> None:
