@@ -243,7 +243,11 @@ class Pool(DisplayMixin):
         """Takes a request of another process, which has checked it; somebody calls `drive`.
 
         Args:
-            rows, level, since, deadline: See `Request`.
+            feeds: Inputs, which are right.
+            rows: See `Request`, as for the next three.
+            level: Priority level.
+            since: Time of coming.
+            deadline: Time by which it has to be started.
             reply: Object that gets the answer, with the methods of a future.
 
         Raises:
