@@ -33,6 +33,9 @@ from msplit.verify.tolerances import (
     undetermined,
 )
 
+_Asked = tuple[Precision, float | None, bool]
+"""Precision and tolerance of a comparison of variables, and True where the variant was refused already."""
+
 Announcing = tuple[int, Arrays, tuple[int, Arrays] | None]
 """A step that may say what the next one will be fed: which of some mappings it is given, filled with what, and the same of the next."""
 
@@ -142,7 +145,7 @@ class Steps:
     rough: Callable[[], Roughness] | None
     known: dict[Precision, dict[str, float]] = field(default_factory=dict)
     _moved: dict[Precision, dict[str, float]] = field(default_factory=dict, init=False)
-    _seen: list[tuple[Any, Arrays, ModelComparison]] = field(default_factory=list, init=False)
+    _seen: list[tuple[_Asked, Arrays, ModelComparison]] = field(default_factory=list, init=False)
 
     @cached_property
     def _in_tf32(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -218,20 +221,14 @@ class Steps:
         for known_as, earlier, found in self._seen:
             if known_as == asked and _agree(mine, earlier):
                 return found
-        found = self._learned(mine, after, precision, tolerance, leave_out, refused=refused)
+        found = self._compare_learned(mine, after, asked, leave_out)
         self._seen.append((asked, mine, found))
         return found
 
-    def _learned(
-        self,
-        mine: Arrays,
-        after: Arrays,
-        precision: Precision,
-        tolerance: float | None,
-        leave_out: Callable[[Sequence[str]], None],
-        *,
-        refused: bool,
+    def _compare_learned(
+        self, mine: Arrays, after: Arrays, asked: _Asked, leave_out: Callable[[Sequence[str]], None]
     ) -> ModelComparison:
+        precision, tolerance, refused = asked
         state, known = self.state, self.known
         found = compare_state(mine, after, least_state_tolerances(state, after, precision, tolerance), state)
         if found.passed:

@@ -14,9 +14,10 @@ import numpy as np
 from msplit.engines.base import Arrays, Executable, Feeds
 from msplit.errors import MsplitError
 from msplit.progress import Progress
+from msplit.serving.pool.members import Member, PoolProcess
 from msplit.serving.pool.pool import About, Pool, Renews
 from msplit.serving.pool.ports import Port, Ports
-from msplit.serving.pool.processes import Member, PoolProcess, of_members
+from msplit.serving.pool.processes import of_members
 from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.steps import Slot
 from msplit.verify.results import OutputCheck

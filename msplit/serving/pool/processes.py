@@ -11,31 +11,25 @@ Once only by default, since a request may be the reason.
 
 from __future__ import annotations
 
-import mmap
 import os
-import pickle
-import secrets
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import NoReturn
-from weakref import finalize, ref
+from weakref import ref
 
-from msplit.engines.process import LOST, Process
+from msplit.engines.process import LOST
 from msplit.errors import Busy, Closed, DeviceLost, EngineError, ProcessLost, TimedOut
-from msplit.progress import Progress
+from msplit.serving.pool.members import Member, ProcessLine, go_on, readable
 from msplit.serving.pool.pool import About, Pool
-from msplit.serving.pool.ring import COUNTS, unpacked_error
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, settle
-from msplit.serving.pool.worker import Hello, Start, is_ours, memory_of
+from msplit.serving.pool.worker import Hello
 
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before a process that can not be started is started once more: at first, and at most."""
@@ -45,193 +39,9 @@ _TOGETHER = 8
 """Most requests of which a process is told together."""
 _NAP = 1e-3
 """Seconds that a thread waits for an answer before it looks for anything else that it may wait for."""
-_LOOK = 0.05
-"""Seconds between two looks whether the pool is closed, while a process is started."""
 _SPIN = 250e-6
 """Seconds for which a thread that waits looks for its answer without sleeping, where there is a core for it: a step of a small model and
 the way there and back take 150 µs, to be woken up to 50."""
-
-
-class PoolProcess:
-    """Process of a pool, which is started again and again, and the socket that its clients connect to, which stays.
-
-    Args:
-        place: What it is called in messages.
-        make: Gives what makes the pool there, anew for each start.
-        cores: See `Start`.
-    """
-
-    def __init__(self, place: str, make: Callable[[], Callable[[Progress], Pool]], cores: int) -> None:
-        self._place, self._make, self._cores = place, make, cores
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(f"\0msplit-{secrets.token_hex(8)}")  # a name that no file has, so that nothing is left of it
-        self.listener.listen(64)
-        self.begin()
-
-    def begin(self) -> None:
-        """Starts it, and has it make its pool. Another one must have ended.
-
-        Raises:
-            EngineError: It has ended.
-        """
-        self.process = Process("msplit.serving.pool.worker", self._place, [self.listener.fileno()])
-        self.process.send(Start(self._make(), self.listener.fileno(), self._cores))
-
-    def ready(self, tell: Progress, over: Callable[[], bool]) -> None:
-        """Waits until clients can connect.
-
-        Raises:
-            EngineError: It has ended.
-            Exception: What it raised.
-        """
-        while True:
-            while not self.process.said(_LOOK):
-                _go_on(over)
-            said = self.process.receive()
-            if not isinstance(said, tuple):
-                break
-            tell(*said)
-        if said is not None:
-            raise unpacked_error(said)
-
-    def last_words(self) -> str:
-        """The error of its GPU, if that is why it has ended."""
-        with suppress(EngineError):
-            if self.process.said(0) and isinstance(said := self.process.receive(), bytes):
-                return f": {getattr(unpacked_error(said), 'what', '')}"
-        return ""
-
-    def close(self) -> None:
-        """Ends it for good."""
-        self.process.close()
-        self.listener.close()
-
-
-def _go_on(over: Callable[[], bool]) -> None:
-    if over():
-        raise Closed("the pool is closed", fix="open another one")
-
-
-class ProcessLine:
-    """Connection to a process, and what this one has asked there.
-
-    Args:
-        place: What the process is called in messages.
-        address: Name of the socket.
-        over: True when nobody needs it any more.
-
-    Attributes:
-        lost: True when the process has ended, or is not asked any more.
-        socket: Can be read when the process has ended, and not before.
-        bell: Descriptor that can be read when there are answers.
-        trips: Requests on their way, by slot.
-        free: Slots that are free, by priority level.
-        rows: Rows on their way.
-        sent: Number of requests that were sent.
-
-    Raises:
-        OSError, EOFError: There is no process, or it has ended.
-        Closed: It was not needed any more.
-    """
-
-    def __init__(self, place: str, address: bytes, over: Callable[[], bool]) -> None:
-        self.place, self.lost, self.socket = place, False, socket.socket(socket.AF_UNIX)
-        handles: list[int] = []
-        self._release = finalize(self, _hang_up, self.socket, handles, os.getpid())
-        self._release.atexit = False
-        self.socket.connect(address)
-        if not is_ours(self.socket):
-            raise ConnectionRefusedError("another user's")
-        while not _readable(self.socket.fileno(), _LOOK):
-            _go_on(over)
-        _, given, _, _ = socket.recv_fds(self.socket, 1, 4, socket.MSG_CMSG_CLOEXEC)
-        handles += given
-        with self.socket.makefile("rb") as file:
-            self.hello: Hello = pickle.load(file)
-        memory, *bells, counts = handles
-        self.bell, self.memory = bells[1], memory_of(self.hello, memory, bells)
-        self._counts = mmap.mmap(counts, mmap.PAGESIZE)
-        self._under_way = memoryview(self._counts)[:8].cast("q")
-        settings, slots = self.hello.settings, self.hello.sizes.slots
-        self._levels = [settings.level_of(slot, slots) for slot in range(slots)]
-        self.free: list[list[int]] = [[] for _ in range(settings.priorities)]
-        for slot, level in enumerate(self._levels):
-            self.free[level].append(slot)
-        self.trips: dict[int, Request] = {}
-        self.rows = self.sent = 0
-
-    def load(self) -> int:
-        """Rows that are under way in the process, as far as is known here."""
-        return max(self.rows, self._under_way[0])
-
-    def counts(self) -> tuple[int, ...]:
-        """Requests of this client that the process has taken, and further ones as `COUNTS` has them."""
-        return (self.memory.taken[0], *COUNTS.unpack_from(self._counts)[1:])
-
-    def waiting(self) -> int:
-        """Requests that the process has and has not begun."""
-        taken, waiting, *_ = self.counts()
-        return max(self.sent - taken + waiting, 0)
-
-    def give(self, slot: int, request: Request) -> None:
-        """Takes note that a slot is free again."""
-        self.free[self._levels[slot]].append(slot)
-        self.rows -= request.rows or 1
-
-    def drop(self, future: PoolFuture | None = None) -> None:
-        """Tells the process that nobody waits for a request any more; None: for any."""
-        for slot, request in [*self.trips.items()]:
-            if future in (None, request.future):
-                self.memory.flags[slot] = 1
-
-    def close(self) -> None:
-        """Gives back what is shared, but for memory that somebody still looks at."""
-        self._release()
-
-
-def _hang_up(line: socket.socket, handles: Sequence[int], process: int) -> None:
-    with suppress(OSError):
-        if os.getpid() == process:  # in a forked child, the connection is the parent's
-            line.shutdown(socket.SHUT_RDWR)
-    line.close()
-    for handle in handles:
-        os.close(handle)
-
-
-def _readable(handle: int, seconds: float | None) -> bool:
-    poller = select.poll()
-    poller.register(handle, select.POLLIN)
-    return bool(poller.poll(None if seconds is None else seconds * 1e3))
-
-
-class Member:
-    """One process of a pool as a client sees it. There is always one, or one that is being started.
-
-    Attributes:
-        place: What it is called in messages.
-        address: Name of its socket.
-        process: It, where it is this process that starts it.
-        line: Connection to it; None while it is started.
-        before: Counts of those that it had before.
-    """
-
-    def __init__(self, place: str, address: bytes, process: PoolProcess | None, over: Callable[[], bool]) -> None:
-        self.place, self.address, self.process = place, address, process
-        self.line: ProcessLine | None = ProcessLine(place, address, over)
-        self.restarts, self.before = 0, (0,) * len(self.line.counts())
-
-    def counts(self) -> Sequence[int]:
-        """As `ProcessLine` has them, since the pool was opened."""
-        line = self.line
-        return self.before if line is None else [sum(each) for each in zip(self.before, line.counts(), strict=True)]
-
-    def state(self) -> ProcessState:
-        """The same, as a pool tells it."""
-        taken, _, steps, running, rows, filled = self.counts()
-        line = self.line
-        waiting = line.waiting() if line else 0
-        stats = Stats(taken, rows=rows, filled=filled, steps=steps, in_flight=running, waiting=waiting)
-        return ProcessState(self.place, line.hello.pid if line else 0, self.restarts, stats)
 
 
 class ProcessSteps(PoolSteps):
@@ -480,7 +290,7 @@ class ProcessSteps(PoolSteps):
         if (line.hello.sizes, line.hello.ports.inputs) != (known.sizes, known.ports.inputs):
             raise EngineError("the model has changed since the pool was opened", fix="open another pool")
         with self._lock:
-            _go_on(self._is_over)
+            go_on(self._is_over)
             member.line, member.restarts = line, member.restarts + 1
             self._listen(member)
 
@@ -570,7 +380,7 @@ def _watch(steps: ref[ProcessSteps], number: int) -> None:
         except (OSError, IndexError):  # the pool is being closed
             return
         del pool, line
-        _readable(handle, None)
+        readable(handle, None)
         os.close(handle)
         pool = steps()
         if pool is None or not pool.revive(number):

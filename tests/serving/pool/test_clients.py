@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -126,7 +127,7 @@ time.sleep(60)
 def test_who_else_connects_gets_nothing_and_hinders_nobody(pool: Pool) -> None:
     held, address = handles(pool), pool._steps._members[0].address  # type: ignore[attr-defined]
     for _ in range(5):
-        with processes.socket.socket(processes.socket.AF_UNIX) as line:
+        with socket.socket(socket.AF_UNIX) as line:
             line.connect(address)
             line.sendall(b"GET / HTTP/1.1\r\n\r\n")
     assert is_right(pool.step(feeds(1.0)), feeds(1.0))
