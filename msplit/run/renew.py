@@ -134,7 +134,8 @@ def _refuse_other(old: FlatGraph, new: FlatGraph) -> None:
     before, after = (dict(zip(flat.graph.names, flat.graph.ops, strict=True)) for flat in (old, new))
     if list(before.items()) != list(after.items()):
         lost, found = sorted(before.items() - after.items())[:3], sorted(after.items() - before.items())[:3]
-        raise EngineError(f"the model has other nodes: {found}, and not {lost}", where=where, fix=fix)
+        what = f"other nodes: {found}, and not {lost}" if lost or found else "its nodes in another order"
+        raise EngineError(f"the model has {what}", where=where, fix=fix)
     for node, name in enumerate(old.graph.names):
         looks = [_looks(flat.graph.attrs[node]) for flat in (old, new)]
         if looks[0] != looks[1]:

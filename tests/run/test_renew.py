@@ -16,6 +16,7 @@ from msplit.engines.cuda.ir import program
 from msplit.engines.cuda.stored import renewal
 from msplit.errors import Closed, EngineError, LoadError, MsplitError
 from msplit.run import renew
+from tests.cli.runner import SAMPLES
 from tests.updating import check, expected, feeds_of, saved, values_of, version_of
 
 pytest.importorskip("tensorflow")
@@ -250,3 +251,17 @@ def test_a_model_that_is_closed_or_trains_takes_none(models: Mapping[int, Path])
     runner.close()
     with pytest.raises((Closed, EngineError)):
         runner.update(models[2])
+
+
+def test_the_same_nodes_in_another_order_are_told_as_such(tmp_path: Path) -> None:
+    """The message named no node: it had `other nodes: [], and not []`."""
+    from tensorflow.core.framework import graph_pb2
+
+    graph = graph_pb2.GraphDef.FromString((SAMPLES / "towers_small.pb").read_bytes())
+    nodes = list(graph.node)
+    nodes.insert(6, nodes.pop(10))  # two constants
+    turned = graph_pb2.GraphDef(node=nodes, versions=graph.versions)
+    (tmp_path / "turned.pb").write_bytes(turned.SerializeToString())
+    one, other = msplit.load(SAMPLES / "towers_small.pb"), msplit.load(tmp_path / "turned.pb")
+    with pytest.raises(EngineError, match="nodes in another order"):
+        renew._refuse_other(one, other)
