@@ -260,7 +260,7 @@ def verify_made(compiled: Compiled, job: Job, request: RunRequest) -> OutputChec
 
 
 def verify_outputs(outputs: Arrays, job: Job, request: RunRequest) -> OutputCheck:
-    """Likewise its outputs."""
+    """Holds outputs of a model that was made again against TensorFlow's; see `verify_made`."""
     if TENSORFLOW.unavailable():
         options = replace(job.options, mode=KernelMode.PLAIN, simplify=False, plan=None)
         plain = replace(job, options=options, precision=Precision.IEEE)

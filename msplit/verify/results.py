@@ -103,7 +103,7 @@ class OutputCheck:
 
 @dataclass(frozen=True)
 class ValueUpdate:
-    """What came of other values for a model that runs.
+    """Result of other values for a model that runs.
 
     Attributes:
         bytes: Size on the device of what has changed, of constants that were made of it, too.

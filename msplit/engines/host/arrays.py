@@ -70,7 +70,7 @@ def rank(node: HostNode) -> Run:
 
 @host_op("Reshape")
 def reshape(node: HostNode) -> Run:
-    """The same elements in another shape, of which one size may be -1."""
+    """Gives the elements another shape, of which one size may be -1."""
     return lambda x, shape: x.reshape(shape.tolist())
 
 

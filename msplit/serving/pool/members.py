@@ -201,7 +201,7 @@ class Member:
         return self.before if line is None else [sum(each) for each in zip(self.before, line.counts(), strict=True)]
 
     def state(self) -> ProcessState:
-        """The same, as a pool tells it."""
+        """State and counts, as a pool tells them."""
         taken, _, steps, running, rows, filled = self.counts()
         line = self.line
         waiting = line.waiting() if line else 0

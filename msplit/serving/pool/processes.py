@@ -78,7 +78,7 @@ class ProcessSteps(PoolSteps):
         return any(member.line is not None for member in self._members)
 
     def reduce(self) -> tuple[Callable[..., Pool], tuple[object, ...]]:
-        """What a pool is sent to another process as."""
+        """Pickled form of a pool for another process."""
         return attach, ([(member.place, member.address) for member in self._members], self._settings)
 
     def _listen(self, member: Member) -> None:

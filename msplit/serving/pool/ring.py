@@ -211,7 +211,7 @@ class Area:
         return views
 
     def spilled(self, slot: int, size: int) -> bytes:
-        """What a slot has that is not laid out."""
+        """Bytes in a slot that are not laid out."""
         first = self._spilled + slot * self._room
         return self._memory[first : first + size]
 
@@ -287,7 +287,7 @@ class Memory:
         ANSWER.pack_into(self._memory, self._tells + ANSWER.size * slot, size, kind)
 
     def told(self, slot: int, rows: int) -> dict[str, NDArray[Any]] | Exception:
-        """What became of a request: outputs, which belong to the caller, or the error."""
+        """Answer to a request: outputs, which belong to the caller, or the error."""
         size, kind = ANSWER.unpack_from(self._memory, self._tells + ANSWER.size * slot)
         if kind == OUTPUTS and not size:
             return {name: value.copy() for name, value in self.outputs.read(slot, rows, 0).items()}

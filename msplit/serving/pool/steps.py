@@ -556,7 +556,7 @@ class PoolSteps:
         vars(self).update(vars(PoolSteps(self._ports, (), scheduler)), orphaned=True)
 
     def reduce(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """What a pool is sent to another process as: its processes, where it has some.
+        """Pickled form of a pool for another process: its processes, where it has some.
 
         Raises:
             TypeError: It has none.

@@ -50,7 +50,7 @@ _ROOM = 1 << 28
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """What a process is to do.
+    """Task of a process.
 
     Attributes:
         make: Makes its pool; called with a function that is told of progress.
@@ -65,7 +65,7 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Hello:
-    """What a process says to a client: its number, the description of its pool, and the sizes of the memory that they share."""
+    """Greeting of a process to a client: its number, the description of its pool, and the sizes of the memory that they share."""
 
     pid: int
     ports: Ports

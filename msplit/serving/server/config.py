@@ -54,7 +54,7 @@ class ModelConfig:
         return chosen
 
     def present(self) -> dict[int, Path]:
-        """The same of those that are there.
+        """Wanted versions among those that are there now.
 
         Raises:
             LoadError: There is no version at all.

@@ -89,7 +89,7 @@ class Version:
 
 
 class VersionState(IntEnum):
-    """VersionState of a version, with TensorFlow Serving's numbers."""
+    """State of a version, with TensorFlow Serving's numbers."""
 
     START = 10
     LOADING = 20
@@ -103,7 +103,7 @@ class Status:
     """Status of a version.
 
     Attributes:
-        state: VersionState of now.
+        state: State of now.
         why: Reason why it could not be opened; "" if it could.
     """
 

@@ -166,7 +166,7 @@ SERVER = {"name": "msplit", "version": __version__}
 
 @dataclass(frozen=True)
 class Service:
-    """VersionState that all protocols of a server share.
+    """State that all protocols of a server share.
 
     Attributes:
         as_content: True to put values of answers into `tensor_content`.
@@ -275,7 +275,7 @@ class RequestContext:
     """A request while it is answered.
 
     Attributes:
-        service: VersionState of the server.
+        service: State of the server.
         timeout: Seconds that it may wait; None: any time.
         version: Version of the model that it is for, once that is known.
         headers: Headers that say which request it is; its answer has them, too.

@@ -1,4 +1,4 @@
-"""What the host does at a time, in front of the device part or behind it: by the table of host ops, or in a session of TensorFlow."""
+"""Stage of what the host does, in front of the device part or behind it: by the table of host ops, or in a session of TensorFlow."""
 
 from __future__ import annotations
 

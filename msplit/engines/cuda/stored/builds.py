@@ -53,7 +53,7 @@ class Packed:
     host: HostPart | None
 
     def host_files(self) -> dict[str, bytes]:
-        """What the host runs, as files: the first one, without a name, names the others. None where it runs nothing.
+        """Files of what the host runs: the first one, without a name, names the others. None where it runs nothing.
 
         Raises:
             EngineError: No file can hold it.

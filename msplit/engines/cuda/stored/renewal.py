@@ -169,7 +169,7 @@ def _looks(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 def _name(program: Program, key: Key) -> str:
-    """What a constant is called: by the op that reads it."""
+    """Name of a constant: by the op that reads it."""
     reader = next((step.op.name for step in program.steps if key in step.inputs), "an output")
     return f"the constant {key[0]} that {reader} reads"
 
