@@ -10,8 +10,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -116,7 +117,7 @@ class Pool(DisplayMixin):
         self._steps = steps
         self._driver = ThreadDriver(self._steps, polls=self.polls)
         self._parted: dict[PartedRequest, None] = {}  # a list of it is made at once, whoever adds to it
-        self._renews, self._updating = renews, threading.Lock()
+        self._renews, self._updating, self._ending = renews, threading.Lock(), threading.RLock()
         _OPEN.add(self)
         weakref.finalize(self, self._driver.dismiss).atexit = False
 
@@ -337,18 +338,20 @@ class Pool(DisplayMixin):
         return self.scheduler.lost
 
     def close(self, finish: bool = True) -> None:
-        """Takes no more requests, waits for steps that run, and gives streams and memory back.
+        """Takes no more requests, waits for steps that run, and gives streams and memory back. Where another thread closes it, too, both
+        wait until all is over.
 
         Args:
             finish: True to answer requests that wait; False to fail them with `Closed`.
         """
         self.stop(finish)
-        while self._owned:
-            try:
-                self._owned.pop(0).close()
-            except Exception as problem:
-                if device_lost(problem) is None:  # a device that failed takes nothing back
-                    raise
+        with self._at_the_end() as alone:
+            while alone and self._owned:
+                try:
+                    self._owned.pop(0).close()
+                except Exception as problem:
+                    if device_lost(problem) is None:  # a device that failed takes nothing back
+                        raise
         _OPEN.discard(self)
 
     def stop(self, finish: bool = True) -> None:
@@ -359,8 +362,21 @@ class Pool(DisplayMixin):
             self.drive()
             if not (steps.is_delivering and steps.run_ready()):
                 time.sleep(NAP)
-        self._driver.end()
-        steps.end()
+        with self._at_the_end() as alone:
+            if alone:
+                self._driver.end()
+                steps.end()
+
+    @contextmanager
+    def _at_the_end(self) -> Iterator[bool]:
+        """Block in which one thread is at a time. False, without waiting, where another one is and this one delivers an answer: that one
+        may wait for it."""
+        alone = self._ending.acquire(blocking=not self._steps.is_delivering)
+        try:
+            yield alone
+        finally:
+            if alone:
+                self._ending.release()
 
     def __enter__(self) -> Pool:
         return self
@@ -373,6 +389,7 @@ class Pool(DisplayMixin):
     def after_fork(self) -> None:
         """Forgets everything, in a forked child: threads, locks and the device are the parent's."""
         self._owned.clear()
+        self._ending = threading.RLock()
         self._steps.after_fork()
 
 

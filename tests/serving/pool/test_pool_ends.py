@@ -117,6 +117,30 @@ def test_several_threads_close_it() -> None:
         assert all(future.done() for future in futures)
 
 
+def test_whoever_closes_it_finds_it_closed() -> None:
+    """The second one came back while the first was still at it, and both could take the same slot to close."""
+    ended: list[int] = []
+
+    class Slow:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def close(self) -> None:
+            time.sleep(0.03)
+            ended.append(self.number)
+
+    with opened(Script()) as (pool, _):
+        pool._owned.extend(Slow(number) for number in range(4))
+        seen: list[int] = []
+
+        def close() -> None:
+            pool.close()
+            seen.append(len(ended))
+
+        assert together(*[close] * 4) == []
+        assert (sorted(ended), seen) == ([0, 1, 2, 3], [4] * 4)
+
+
 def interrupt(after: float) -> None:
     def send() -> None:
         time.sleep(after)
