@@ -262,8 +262,8 @@ def test_a_forked_child_leaves_the_processes_alone(pool: Pool) -> None:
 
 def test_without_a_retry_the_request_fails_and_others_go_on() -> None:
     with opened(retries=0) as pool:
-        going = [pool.submit(slow(0.3)) for _ in range(2)]
-        wait(lambda: pool.stats().in_flight == 2)
+        going = [pool.submit(slow(SOON / 2)), pool.submit(slow(0.1))]  # the first goes to the first process
+        wait(lambda: pool.processes()[0].stats.in_flight)
         kill(pool)
         problems = [one.exception(SOON) for one in going]
         assert [type(one) for one in problems if one is not None] == [ProcessLost]
