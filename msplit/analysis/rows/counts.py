@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 
 from msplit.analysis.rows.node import (
     ANY,
+    ENTRIES,
     FIXED,
+    VARYING,
     Decide,
     LinearSizes,
     MixedRows,
     Mixes,
     PerRow,
+    RowLimits,
     RowState,
     View,
     entries,
@@ -28,7 +31,7 @@ from msplit.analysis.rows.node import (
     rule,
     sizes_state,
 )
-from msplit.shapes.registry import UNKNOWN, Node, Shape, Value, axis_of, known
+from msplit.shapes.registry import UNKNOWN, Node, Value, axis_of, known
 from msplit.shapes.values import LIMIT, TABLE
 
 _LOST = "makes of the number of rows what can not be followed"
@@ -55,22 +58,27 @@ def asked_sizes(view: View, slot: int) -> list[Linear]:
     return linear(sizes)
 
 
-def of_shape(state: RowState, shape: Shape) -> RowState:
-    """The state of the shape of a tensor, as a vector.
+def of_shape(view: View, slot: int) -> RowState:
+    """The state of the shape of an input, as a vector.
 
     Raises:
         Mixes: It depends on more than the number of rows.
     """
+    state, shape = view.states[slot], view.inputs[slot]
     if state is FIXED or isinstance(state, LinearSizes):
         return FIXED
+    if isinstance(state, RowLimits):
+        return sizes_state(np.array([state.what == "splits"], np.int64), np.array([1]))
     if not isinstance(state, PerRow):
         raise Mixes("asks for a shape that can not be followed")
-    if state.group:
-        raise Mixes("asks how many entries were chosen")
     if shape is None:
         raise Mixes("asks for the shape of what has an unknown number of axes")
     base = np.array([number(size) for size in shape], np.int64)
     slope = np.zeros(len(shape), np.int64)
+    if state.group:
+        varying = np.zeros(len(shape), np.int64)
+        base[state.axis], varying[state.axis] = 0, view.number(ENTRIES + state.group)
+        return sizes_state(base, slope, varying)
     base[state.axis], slope[state.axis] = 0, entries(state)
     return sizes_state(base, slope)
 
@@ -78,13 +86,13 @@ def of_shape(state: RowState, shape: Shape) -> RowState:
 @rule("Shape", "ShapeN", sizes=ANY)
 def shape(view: View) -> list[RowState]:
     """The shape of each input."""
-    return [of_shape(state, size) for state, size in zip(view.states, view.inputs, strict=True)]
+    return [of_shape(view, slot) for slot in range(len(view.states))]
 
 
 @rule("Size", sizes=ANY)
 def size(view: View) -> RowState:
     """The product of a shape."""
-    vector = of_shape(view.states[0], view.shape(0))
+    vector = of_shape(view, 0)
     return _product(vector) if isinstance(vector, LinearSizes) else FIXED
 
 
@@ -106,26 +114,34 @@ def arithmetic(view: View) -> RowState | list[RowState]:
     return known(view)
 
 
-def _linear(view: View, brings: slice) -> list[RowState]:
-    """An op whose result is linear in the numbers that some of its input slots bring; all else is fixed."""
+def _linear(view: View, brings: slice, moves: bool) -> list[RowState]:
+    """An op whose result is linear in the numbers that some of its input slots bring; all else is fixed.
+
+    Args:
+        view: The node.
+        brings: The slots.
+        moves: True if it computes nothing, so that numbers that depend on what rows are may be among them.
+    """
     slots = range(len(view.states))[brings]
     view.only(*slots)
     bases: list[Value | None] = list(view.values)
     slopes: list[Value | None] = list(view.values)
+    varying: list[Value | None] = list(view.values)
     for slot in slots:
-        taken = _filled(view, slot)
+        taken = _filled(view, slot, moves)
         bases[slot], slopes[slot] = taken.base, taken.slope
+        varying[slot] = np.zeros_like(taken.base) if taken.varying is None else taken.varying
     states: list[RowState] = []
-    for base, slope in zip(_evaluated(view, bases), _evaluated(view, slopes), strict=True):
+    for base, slope, length in zip(*(_evaluated(view, values) for values in (bases, slopes, varying)), strict=True):
         if base is None or slope is None:
             raise Mixes(_LOST)
-        states.append(sizes_state(base, slope))
+        states.append(sizes_state(base, slope, length))
     return states
 
 
-def _moves(*ops: str, brings: slice = slice(0, 1)) -> None:
-    """Registers linear ops, with the input slots that bring the numbers."""
-    ARITHMETIC.update(dict.fromkeys(ops, functools.partial(_linear, brings=brings)))
+def _linear_ops(*ops: str, brings: slice = slice(0, 1), moves: bool = True) -> None:
+    """Registers linear ops, see `_linear`."""
+    ARITHMETIC.update(dict.fromkeys(ops, functools.partial(_linear, brings=brings, moves=moves)))
 
 
 def _evaluated(view: View, values: list[Value | None]) -> list[Value | None]:
@@ -150,8 +166,8 @@ def _each(function: Callable[[Linear, Linear], Linear]) -> Callable[[View], RowS
     return apply
 
 
-def _filled(view: View, slot: int) -> LinearSizes:
-    taken, size = view.counts(slot), view.inputs[slot]
+def _filled(view: View, slot: int, varying: bool = False) -> LinearSizes:
+    taken, size = view.counts(slot, varying), view.inputs[slot]
     if taken is not None:
         return taken
     if view.states[slot] is not FIXED or not known(size) or math.prod(size) > LIMIT:
@@ -238,16 +254,18 @@ def _more(first: Linear, second: Linear) -> bool:
 def limited(view: View) -> RowState:
     """A number that may depend on rows, between limits.
 
-    Keras counts categories up to the largest that it sees, cut off at both ends at the number of categories.
+    Keras counts categories up to the largest that it sees, cut off at both ends at the number of categories; ragged tensors count the
+    entries of rows up to the last row that has one, and at least, and at most, all rows.
     """
     for state, other, shape in zip(view.states, (1, 0), view.inputs, strict=True):
         counted = view.counts(other)
-        limit = int(counted.base) if counted is not None and counted.base.ndim == 0 and not counted.slope else None
-        if isinstance(state, MixedRows) and shape == () and limit is not None:
-            if view.op == "Maximum":
-                return MixedRows(state.refusal, max(limit, state.least or limit))
-            if state.least is not None and state.least >= limit:
-                return FIXED
+        if not isinstance(state, MixedRows) or shape != () or counted is None or counted.base.ndim:
+            continue
+        limit = int(counted.base), int(counted.slope)
+        if view.op == "Maximum":
+            return MixedRows(state.refusal, limit if state.least is None else _larger(limit, state.least))
+        if state.least is not None and _at_least(state.least, limit):
+            return sizes_state(counted.base, counted.slope)
     raise Mixes(next(state.refusal for state in view.states if isinstance(state, MixedRows)))
 
 
@@ -265,6 +283,8 @@ def product(sizes: Iterable[Linear]) -> Linear:
 
 
 def _product(sizes: LinearSizes) -> RowState:
+    if sizes.varying is not None:
+        raise Mixes(VARYING)
     return _state([product(linear(sizes))], ())
 
 
@@ -280,7 +300,7 @@ def _prod(view: View) -> RowState:
 
 
 def _cast(view: View) -> RowState:
-    sizes = view.counts(0)
+    sizes = view.counts(0, varying=True)
     if sizes is None or not str(view.attr("DstT", "")).startswith(_INTEGERS):
         raise Mixes("makes data of the number of rows")
     return sizes
@@ -323,12 +343,14 @@ ARITHMETIC.update(
         "OnesLike": lambda view: FIXED,
     }
 )
-_moves(
+_linear_ops(
     "Reshape", "ExpandDims", "Squeeze", "Transpose", "StridedSlice", "Slice", "Gather", "GatherV2", "SplitV", "Unpack"
 )
-_moves("BroadcastTo", "Tile", "Neg", "Sum")
-_moves("Split", "Fill", brings=slice(1, 2))
-_moves("Add", "AddV2", "Sub", brings=slice(0, 2))
-_moves("Pack", "AddN", brings=slice(None))
-_moves("ConcatV2", brings=slice(0, -1))
-_moves("Concat", brings=slice(1, None))
+_linear_ops("BroadcastTo", "Tile")
+_linear_ops("Neg", "Sum", moves=False)
+_linear_ops("Split", "Fill", brings=slice(1, 2))
+_linear_ops("Add", "AddV2", "Sub", brings=slice(0, 2), moves=False)
+_linear_ops("AddN", brings=slice(None), moves=False)
+_linear_ops("Pack", brings=slice(None))
+_linear_ops("ConcatV2", brings=slice(0, -1))
+_linear_ops("Concat", brings=slice(1, None))

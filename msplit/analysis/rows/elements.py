@@ -19,6 +19,7 @@ from msplit.analysis.rows.node import (
     MixedRows,
     Mixes,
     PerRow,
+    RowLimits,
     RowState,
     View,
     agreed,
@@ -69,7 +70,14 @@ def broadcast(states: Sequence[RowState], shapes: Sequence[Shape]) -> PerRow:
 
 @rules(PER_ELEMENT | {"SelectV2"})
 def per_element(view: View) -> RowState:
-    """All inputs are broadcast."""
+    """All inputs are broadcast. Of ragged rows, ends less starts are lengths."""
+    first, last = view.states[-1], view.states[0]
+    if (
+        view.op == "Sub"
+        and isinstance(first, RowLimits)
+        and (first.what, last) == ("starts", replace(first, what="ends"))
+    ):
+        return PerRow(0)
     return broadcast(view.states, view.inputs)
 
 

@@ -39,9 +39,18 @@ EACH = "each"
 INDICES = "indices"
 """Mark of chosen entries: the position of each in a list of all different ones, a `UniqueValues` of the same origin."""
 
+PADDED = "padded"
+"""Mark of a tensor per row: along its axis `column` the entries of a row, then `origin`, a number, as often as the longest row needs."""
+
 
 PLACE = "makes data of the place of a row in the batch"
 """The reason for refusing that."""
+
+VARYING = "takes a number that depends on all rows, such as the length of the longest"
+"""The reason for refusing that."""
+
+ENTRIES = "entries "
+"""Begins, in `View.numbers`, how many entries a choice has."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +109,11 @@ class PerRow(RowState):
         outer: How often all rows stand one behind the other.
         inner: Neighbours that belong to one row; None where their number is fixed, but not known.
         tells: What else is known of the elements: "", or one of the words above.
-        column: The axis that `COORDINATES` lie along.
+        column: The axis that `COORDINATES` lie along, or that is `PADDED`.
         group: Of entries that were chosen by what is in the rows: by which choice. Each row has a number of its own of them, in
             the order of the rows, in place of `inner`; equal places of two tensors belong together if their choice is the same.
-        origin: Of `POSITIONS` and `EACH` the state of what they point into, of `INDICES` the node whose values they point to.
+        origin: Of `POSITIONS` and `EACH` the state of what they point into, of `INDICES` the node whose values they point to, of
+            `PADDED` the number.
     """
 
     axis: int
@@ -112,7 +122,7 @@ class PerRow(RowState):
     tells: str = ""
     column: int | None = None
     group: str = ""
-    origin: PerRow | str | None = None
+    origin: PerRow | str | float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,18 +131,23 @@ class LinearSizes(RowState):
 
     Attributes:
         base, slope: int64 arrays of the tensor's shape, `UNKNOWN` for a number that is fixed, but not known.
+        varying: None, or an int64 array of the same shape. Where it is not 0 the number is not that, but one that depends on what all
+            rows are, such as the length of the longest; equal ones are equal numbers, see `View.numbers`.
     """
 
     base: NDArray[Any]
     slope: NDArray[Any]
+    varying: NDArray[Any] | None = None
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, LinearSizes):
-            return False
-        return np.array_equal(self.base, other.base) and np.array_equal(self.slope, other.slope)
+        return isinstance(other, LinearSizes) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((self.base.tobytes(), self.slope.tobytes()))
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        varying = None if self.varying is None else self.varying.tobytes()
+        return self.base.shape, self.base.tobytes(), self.slope.tobytes(), varying
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +184,29 @@ class UniqueValues(RowState):
 
 
 @dataclass(frozen=True, slots=True)
+class RowLimits(RowState):
+    """Places of the rows in a list of chosen entries, as ragged tensors have them.
+
+    Attributes:
+        choice: The entries' `PerRow.group`.
+        what: "splits": 0, and where each row ends; or "ends", or "starts": one for each row.
+    """
+
+    choice: str
+    what: str = "splits"
+
+
+@dataclass(frozen=True, slots=True)
 class MixedRows(RowState):
     """Depends on other rows, or can not be told.
 
     Attributes:
         refusal: Where that begins.
-        least: Of a whole number: it is not less than this one, if that is known.
+        least: Of a whole number: it is not less than base + slope * n, if that is known.
     """
 
     refusal: RowDependence
-    least: int | None = None
+    least: tuple[int, int] | None = None
 
 
 FIXED = Fixed()
@@ -244,15 +272,16 @@ def small(numbers: NDArray[Any]) -> bool:
     return bool(((numbers == UNKNOWN) | (abs(numbers) <= LARGEST)).all())
 
 
-def sizes_state(base: NDArray[Any], slope: NDArray[Any]) -> RowState:
-    """Numbers as a state: without a slope they are fixed.
+def sizes_state(base: NDArray[Any], slope: NDArray[Any], varying: NDArray[Any] | None = None) -> RowState:
+    """Numbers as a state: without a slope, and where none depends on what rows are, they are fixed.
 
     Raises:
         Mixes: They are too large to be followed.
     """
     if not small(base) or not small(slope):
         raise Mixes("makes numbers too large to be followed")
-    return LinearSizes(base, slope) if slope.any() else FIXED
+    varying = varying if varying is not None and varying.any() else None
+    return LinearSizes(base, slope, varying) if slope.any() or varying is not None else FIXED
 
 
 def times(first: int | None, second: int | None) -> int | None:
@@ -314,6 +343,8 @@ class View(Node):
         key: Of the node: no other has it.
         sources: Keys of its inputs.
         held: What tensor arrays hold, by the key of the node that makes each.
+        numbers: `LinearSizes.varying` by what the number is.
+        counted: By tensor of which each row has one, the choice of which it says how many entries the row has.
     """
 
     states: list[RowState] = field(default_factory=list)
@@ -321,6 +352,8 @@ class View(Node):
     key: str = ""
     sources: list[str] = field(default_factory=list)
     held: Arrays = field(default_factory=Arrays)
+    numbers: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, str] = field(default_factory=dict)
 
     def rows(self, slot: int = 0) -> PerRow:
         """The state of an input that is per row.
@@ -364,10 +397,45 @@ class View(Node):
         """An axis of an input, counted from the front; of `more` axes than it has."""
         return axis_of(given, len(self.ranked(slot)) + more)
 
-    def counts(self, slot: int) -> LinearSizes | None:
-        """The numbers of an input that depend on nothing but the number of rows; None where they are not known."""
+    def sparse_shape(self, feature: object = "") -> RowState:
+        """The shape of a matrix that is sparse: the number of rows, and the length of the longest."""
+        return sizes_state(
+            np.array([0, 0]), np.array([1, 0]), np.array([0, self.number(f"longest {self.key} {feature}")])
+        )
+
+    def number(self, what: str) -> int:
+        """`LinearSizes.varying` of a number."""
+        return self.numbers.setdefault(what, len(self.numbers) + 1)
+
+    def chosen(self, sizes: LinearSizes) -> tuple[int, str] | None:
+        """The axis of a shape along which entries lie that were chosen, and the choice; None if there is none.
+
+        Raises:
+            Mixes: Another number of the shape depends on what rows are.
+        """
+        if sizes.varying is None:
+            return None
+        names = {number: what for what, number in self.numbers.items()}
+        found = [(axis, names[item]) for axis, item in enumerate(sizes.varying.tolist()) if item]
+        axis, what = found[0]
+        if len(found) > 1 or not what.startswith(ENTRIES):
+            raise Mixes(VARYING)
+        return axis, what.removeprefix(ENTRIES)
+
+    def counts(self, slot: int, varying: bool = False) -> LinearSizes | None:
+        """The numbers of an input that depend on nothing but the number of rows; None where they are not known.
+
+        Args:
+            slot: Of the input.
+            varying: True where some may also depend on what rows are.
+
+        Raises:
+            Mixes: Some do, and they may not.
+        """
         state = self.states[slot]
         if isinstance(state, LinearSizes):
+            if state.varying is not None and not varying:
+                raise Mixes(VARYING)
             return state
         value = self.value(slot)
         if value is None or value.dtype.kind != "i" or not small(value):

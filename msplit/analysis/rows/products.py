@@ -23,10 +23,13 @@ from msplit.analysis.rows.node import (
     FIXED,
     INDICES,
     NUMBERS,
+    PADDED,
     PLACE,
     POSITIONS,
+    LinearSizes,
     Mixes,
     PerRow,
+    RowLimits,
     RowState,
     UniqueValues,
     View,
@@ -38,8 +41,8 @@ from msplit.analysis.rows.node import (
     times,
 )
 from msplit.opset.traits import ops_with
+from msplit.shapes.registry import UNKNOWN, axis_of
 from msplit.shapes.registry import Sizes as Shape
-from msplit.shapes.registry import axis_of
 
 _SUMMED = "sums over the rows"
 
@@ -126,13 +129,17 @@ def _named(term: str, shape: Shape) -> list[str]:
     return [*before, *(str(place) for place in reversed(range(spread))), *behind]
 
 
-@rule("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm", "ReduceJoin")
+@rule("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm", "ReduceJoin", places=True)
 def reduction(view: View) -> RowState:
-    """Over other axes than that of the rows."""
+    """Over other axes than that of the rows. Zeros beyond the end of a row add nothing."""
     state = view.alone()
     gone = {view.place(0, axis) for axis in view.whole(1)}
     if state.axis in gone or (view.op == "ReduceJoin" and not gone):
         raise Mixes("reduces over the rows")
+    if state.tells:
+        if (view.op, state.tells, state.origin) != ("Sum", PADDED, 0.0) or state.column not in gone:
+            raise Mixes(PLACE)
+        state = _bare(state)
     if view.attr("keep_dims", False):
         return state
     return replace(state, axis=state.axis - sum(axis < state.axis for axis in gone))
@@ -248,10 +255,18 @@ def gather_nd(view: View) -> RowState:
     return replace(rows, tells="", column=None)
 
 
-@rule("DenseBincount")
+@rule("DenseBincount", sizes=(1,), places=True)
 def dense_bincount(view: View) -> RowState:
-    """The counts of each vector of a matrix."""
+    """The counts of each vector of a matrix; or of the numbers of rows, which is how many entries each row has."""
     state, shape = view.rows(0), view.ranked(0)
+    view.counted.pop(f"{view.key}:0", None)
+    if state.tells:
+        ids = _row_numbers(view, 0, 1)
+        if not ids.group or view.shape(2) != (0,) or view.attr("binary_output", False):
+            raise Mixes(PLACE)
+        view.counted[f"{view.key}:0"] = ids.group
+        return PerRow(0)
+    view.fixed(1)
     if len(shape) != 2 or state.axis != 0:
         raise Mixes("counts over the rows")
     view.only(0, 2)
@@ -275,7 +290,7 @@ def where(view: View) -> RowState:
     state = view.rows(0)
     if (state.axis, state.outer) != (0, 1) or (state.inner is None and not state.group):
         raise Mixes("lists what is true in another order than by rows")
-    listed = PerRow(0, 1, None, group=view.key)
+    listed = PerRow(0, 1, None, group=f"where {view.sources[0]}")  # two of the same tensor choose the same
     if len(view.ranked(0)) == 1:
         return replace(listed, tells=POSITIONS, origin=state)
     if state.inner != 1:
@@ -294,7 +309,10 @@ def _coordinates(view: View, slot: int) -> PerRow:
 @rule("SparseReshape", sizes=(1, 2), places=True)
 def sparse_reshape(view: View) -> list[RowState]:
     """Coordinates of which the first stays that of the row."""
-    state, old, new = _coordinates(view, 0), asked_sizes(view, 1), asked_sizes(view, 2)
+    state = _coordinates(view, 0)
+    if isinstance(same := view.states[1], LinearSizes) and same.varying is not None and same == view.states[2]:
+        return [state, same]
+    old, new = asked_sizes(view, 1), asked_sizes(view, 2)
     rest, known = product(old[1:]), product([item for item in new[1:] if item != (-1, 0)])
     if old[0] != _ONE_EACH or rest[1] or known[1] or rest[0] <= 0 or known[0] <= 0 or rest[0] % known[0]:
         raise Mixes("reshapes rows into each other")
@@ -306,15 +324,25 @@ def sparse_reshape(view: View) -> list[RowState]:
     return [state, sizes_state(np.array(base, np.int64), np.array([slope for _, slope in new], np.int64))]
 
 
+def _all_rows(view: View, slot: int) -> LinearSizes:
+    """The shape of a sparse tensor that has a row for each row."""
+    sizes = view.counts(slot, varying=True)
+    if sizes is None or sizes.base.ndim != 1 or (sizes.base[0], sizes.slope[0]) != _ONE_EACH:
+        raise Mixes("makes another number of rows")
+    if sizes.varying is not None and sizes.varying[0]:
+        raise Mixes("makes as many rows as the longest row has entries")
+    return sizes
+
+
 @rule("SparseFillEmptyRows", sizes=(2,), places=True)
 def fill_empty_rows(view: View) -> list[RowState]:
     """Rows without an entry get one."""
     view.fixed(3)
     state = _coordinates(view, 0)
     agreed([_bare(state), view.rows(1)])
-    if asked_sizes(view, 2)[0] != _ONE_EACH:
-        raise Mixes("makes another number of rows")
-    listed = PerRow(0, 1, None, group=_FILLED + view.key)
+    _all_rows(view, 2)
+    # Where two have equally many entries in each row before, as ids and their weights, they have so after it.
+    listed = PerRow(0, 1, None, group=_FILLED + (state.group or view.key))
     return [replace(listed, tells=COORDINATES, column=1), listed, PerRow(0), UniqueValues(view.key)]
 
 
@@ -408,11 +436,75 @@ def stitch(view: View) -> RowState:
 def to_dense(view: View) -> RowState:
     """The entries of each row, in the row."""
     view.fixed(3)
-    state, (rows, *rest) = _coordinates(view, 0), asked_sizes(view, 1)
-    if rows != _ONE_EACH or any(slope for _, slope in rest):
+    state, sizes = _coordinates(view, 0), _all_rows(view, 1)
+    if sizes.slope[1:].any():
         raise Mixes("makes another number of rows")
     if view.states[2] is not FIXED or view.ranked(2):
         agreed([_bare(state), view.rows(2)])
+    if sizes.varying is None:
+        return PerRow(0)
+    fill = view.value(3)
+    if sizes.base.size != 2 or fill is None or int(fill) == UNKNOWN:
+        raise Mixes("makes as many columns as the longest row has")
+    return PerRow(0, tells=PADDED, column=1, origin=float(fill))
+
+
+@rule("StringSplit", "StringSplitV2")
+def split(view: View) -> list[RowState]:
+    """The parts of each string, as a sparse tensor."""
+    if view.alone() != PerRow(0) or len(view.ranked(0)) != 1:
+        raise Mixes("takes rows for what lies inside of them")
+    listed = PerRow(0, 1, None, group=view.key)
+    return [replace(listed, tells=COORDINATES, column=1), listed, view.sparse_shape()]
+
+
+@rule("UnicodeDecode", "UnicodeDecodeWithOffsets")
+def decode(view: View) -> list[RowState]:
+    """The characters of each string, and their places in it, as a ragged tensor."""
+    if view.alone() != PerRow(0) or len(view.ranked(0)) != 1:
+        raise Mixes("takes rows for what lies inside of them")
+    return [RowLimits(view.key), *[PerRow(0, 1, None, group=view.key)] * (len(view.made) - 1)]
+
+
+def _chosen(view: View, slot: int, limits: int) -> PerRow:
+    """The state of the values of a ragged tensor, whose places of rows are another input."""
+    state, places = view.rows(slot), view.states[limits]
+    if not isinstance(places, RowLimits) or state != PerRow(0, 1, None, group=places.choice) or places.what != "splits":
+        raise Mixes("puts values and rows together that do not belong to each other")
+    return state
+
+
+@rule("StringNGrams")
+def ngrams(view: View) -> list[RowState]:
+    """What stands side by side in each row."""
+    _chosen(view, 0, 1)
+    return [PerRow(0, 1, None, group=view.key), RowLimits(view.key)]
+
+
+@rule("RaggedTensorToSparse")
+def ragged_to_sparse(view: View) -> list[RowState]:
+    """The values of each row."""
+    if len(view.states) != 2:
+        raise Mixes("takes rows of rows")
+    state = _chosen(view, 1, 0)
+    return [replace(state, tells=COORDINATES, column=1), state, view.sparse_shape()]
+
+
+@rule("RaggedTensorToTensor", sizes=(0, 3), places=True)
+def ragged_to_dense(view: View) -> RowState:
+    """The values of each row, cut off or filled up to a fixed number."""
+    view.fixed(2)
+    kinds = [kind if isinstance(kind, str) else kind.decode() for kind in view.attr("row_partition_types", ())]
+    rows, *columns = asked_sizes(view, 0) or [(-1, 0)]
+    if not columns or columns[0][0] < 0 or columns[0][1] or rows not in ((-1, 0), _ONE_EACH):
+        raise Mixes("makes as many columns as the longest row has")
+    if kinds == ["ROW_SPLITS"]:
+        _chosen(view, 1, 3)
+    elif kinds == ["FIRST_DIM_SIZE", "VALUE_ROWIDS"]:
+        if asked_sizes(view, 3) != [_ONE_EACH] or _row_numbers(view, 4, 3) != view.rows(1):
+            raise Mixes("puts values and rows together that do not belong to each other")
+    else:
+        raise Mixes("takes rows of rows")
     return PerRow(0)
 
 
@@ -434,7 +526,7 @@ def sparse_cross(view: View) -> list[RowState]:
 
 @rule("ParseExample", "ParseExampleV2")
 def parse(view: View) -> list[RowState]:
-    """A record is a row. Of sparse features the longest of all rows gives the width, so that their shape is of no use."""
+    """A record is a row. Of sparse features the longest of all rows gives the width, of dense ones of any length, too."""
     if view.alone() != PerRow(0) or len(view.ranked(0)) != 1:
         raise Mixes("takes rows for what lies inside of a record")
     count = view.count("num_sparse") or view.count("Nsparse")
@@ -442,5 +534,7 @@ def parse(view: View) -> list[RowState]:
     lost = UniqueValues(view.key)
     dense = [lost if shape is None or None in shape else PerRow(0) for shape in view.attr("dense_shapes", ())]
     indices = [replace(state, tells=COORDINATES, column=1) for state in listed]
-    found = [*indices, *listed, *[lost] * count, *dense]
-    return [*found, *[lost] * (len(view.made) - len(found))]
+    shapes = [view.sparse_shape(feature) for feature in range(count)]
+    ragged = [f"{view.key}/ragged/{feature}" for feature in range((len(view.made) - 3 * count - len(dense)) // 2)]
+    values = [PerRow(0, 1, None, group=choice) for choice in ragged]
+    return [*indices, *listed, *shapes, *dense, *values, *map(RowLimits, ragged)]

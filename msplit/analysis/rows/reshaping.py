@@ -19,9 +19,13 @@ from msplit.analysis.rows.node import (
     EACH,
     FIXED,
     NUMBERS,
+    PADDED,
     PLACE,
+    VARYING,
+    LinearSizes,
     Mixes,
     PerRow,
+    RowLimits,
     RowState,
     View,
     agreed,
@@ -58,7 +62,14 @@ def reshape(view: View) -> RowState:
 
 
 def _reshaped(view: View, state: PerRow) -> PerRow:
-    shape, asked = view.ranked(0), asked_sizes(view, 1)
+    shape, sizes = view.ranked(0), view.counts(1, varying=bool(state.group))
+    if sizes is None:
+        raise Mixes("asks for a shape that is not known beforehand")
+    asked = linear(sizes)
+    if (found := view.chosen(sizes)) is not None:
+        if found[1] != state.group or (-1, 0) in asked:
+            raise Mixes("reshapes entries of which each row has another number")
+        asked[found[0]] = (-1, 0)
     before, all_before = _product([*shape[: state.axis], state.outer])
     behind, all_behind = _product([state.inner, *shape[state.axis + 1 :]])
     if state.group and any(slope for _, slope in asked):
@@ -153,6 +164,8 @@ def transpose(view: View) -> RowState:
 @rule("Cast", places=True, each=True)
 def cast(view: View) -> RowState:
     """A number at a time; the number of a row stays one."""
+    if isinstance(view.states[0], RowLimits) and view.attr("DstT") in ("int32", "int64"):
+        return view.states[0]
     state = view.rows(0)
     if state.tells and view.attr("DstT") not in ("int32", "int64"):
         raise Mixes(PLACE)
@@ -223,6 +236,9 @@ def concat(view: View) -> RowState:
     slots = range(1, len(view.states)) if view.op == "Concat" else range(len(view.states) - 1)
     (given,) = view.whole(0 if view.op == "Concat" else -1)
     axis = view.place(slots[0], given)
+    last, zero = view.states[slots[-1]], view.value(slots[0])
+    if isinstance(last, RowLimits) and last.what == "ends" and len(slots) == 2 and zero is not None and [*zero] == [0]:
+        return replace(last, what="splits")
     states = [view.rows(slot) for slot in slots]
     if any(state.axis == axis for state in states):
         inner = states[0].inner
@@ -298,6 +314,8 @@ def _cut_rows(state: PerRow, start: Linear | None, stop: Linear | None) -> PerRo
 @rule("StridedSlice", sizes=(1, 2), places=True)
 def strided_slice(view: View) -> RowState:
     """NumPy's basic indexing, with masks."""
+    if isinstance(view.states[0], RowLimits):
+        return _limits(view, view.states[0])
     state, rank = view.rows(0), len(view.ranked(0))
     view.fixed(3)
     begin, end, steps = (_bounds(view, slot) for slot in (1, 2, 3))
@@ -343,6 +361,20 @@ def strided_slice(view: View) -> RowState:
     if tells is None:
         raise Mixes(PLACE)
     return replace(result, tells=tells, column=None)
+
+
+def _limits(view: View, state: RowLimits) -> RowState:
+    """The starts or the ends out of where rows begin and end."""
+    view.fixed(1, 2, 3)
+    (begin,), (end,), (step,) = (view.whole(slot) for slot in (1, 2, 3))
+    masks = {
+        name: int(view.attr(f"{name}_mask", 0)) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    bounds = 0 if masks.pop("begin") else begin, None if masks.pop("end") else end
+    found = {(1, None): "ends", (0, -1): "starts"}.get(bounds)
+    if state.what != "splits" or any(masks.values()) or step != 1 or found is None:
+        raise Mixes("cuts where rows begin and end")
+    return replace(state, what=found)
 
 
 @rule("Tile", sizes=(1,), places=True)
@@ -392,6 +424,10 @@ def broadcast_to(view: View) -> RowState:
 def fill(view: View) -> RowState:
     """One value everywhere."""
     view.only(0)
+    if isinstance(sizes := view.states[0], LinearSizes) and (found := view.chosen(sizes)) is not None:
+        if sizes.slope.any() or view.op == "Empty":
+            raise Mixes(VARYING)
+        return PerRow(found[0], 1, None, group=found[1])
     asked = asked_sizes(view, 0)
     with_rows = [axis for axis, (_, slope) in enumerate(asked) if slope != 0]
     if len(with_rows) != 1 or asked[with_rows[0]][0] != 0 or (view.op == "Empty" and not view.attr("init", False)):
@@ -424,8 +460,15 @@ def pad(view: View) -> RowState:
 
 @rule("ReverseV2", "Cumsum", "Cumprod", "CumulativeLogsumexp", "Roll")
 def along(view: View) -> RowState:
-    """Along given axes, which are not that of the rows."""
+    """Along given axes, which are not that of the rows; or the sum of how many entries the rows before and a row have."""
     state = view.alone()
+    choice = view.counted.get(view.sources[0])
+    if (
+        view.op == "Cumsum"
+        and choice is not None
+        and not (view.attr("exclusive", False) or view.attr("reverse", False))
+    ):
+        return RowLimits(choice, "ends")
     for axis in view.whole(2 if view.op == "Roll" else 1):
         not_along(state, view.place(0, axis), "works along the rows")
     return state
@@ -451,9 +494,16 @@ def reverse_sequence(view: View) -> RowState:
     return state
 
 
-@rule("OneHot")
+@rule("OneHot", places=True)
 def one_hot(view: View) -> RowState:
-    """A new axis."""
+    """A new axis. Beyond the end of a row are zeros where a number was that is none of those that are counted."""
     state = view.alone()
     axis = view.place(0, int(view.attr("axis", -1)), 1)
-    return replace(state, axis=state.axis + (axis <= state.axis))
+    if state.tells:
+        depth, off, fill = view.value(1), view.value(3), state.origin
+        if state.tells != PADDED or depth is None or off is None or off != 0 or not isinstance(fill, float):
+            raise Mixes(PLACE)
+        if 0 <= fill < (math.inf if int(depth) == UNKNOWN else int(depth)):
+            raise Mixes("takes what stands beyond the end of a row")
+        state = replace(state, origin=0.0)
+    return with_axis(state, axis)

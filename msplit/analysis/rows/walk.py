@@ -19,6 +19,7 @@ from msplit.analysis.rows.node import (
     LARGEST,
     PLACE,
     RULES,
+    VARYING,
     Array,
     Arrays,
     LinearSizes,
@@ -27,6 +28,7 @@ from msplit.analysis.rows.node import (
     Mixes,
     PerRow,
     RowDependence,
+    RowLimits,
     RowState,
     UniqueValues,
     View,
@@ -67,12 +69,15 @@ class Setting:
         functions: The library.
         prefix: Stands before names of nodes: the call that they are in.
         left: How many nodes of functions may still be walked, in one entry. Loops inside of loops are walked again in each round.
+        numbers, counted: As in `View`.
     """
 
     batch: int
     functions: Mapping[str, Function]
     prefix: str = ""
     left: list[int] = field(default_factory=lambda: [MAX_BODY_NODES])
+    numbers: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -226,6 +231,8 @@ class RowPass:
             key=f"{prefix}{node}",
             sources=[f"{prefix}{source}:{port}" for source, port in sources],
             held=self.arrays,
+            numbers=self.setting.numbers,
+            counted=self.setting.counted,
         )
 
     def _by_rule(self, node: int, view: View) -> RowState | list[RowState]:
@@ -305,7 +312,9 @@ def _lasting(state: RowState) -> bool:
     """True if a state means the same in each round of a loop: not what refers to a node of the round."""
     while isinstance(state, ListState):
         state = state.element or FIXED
-    return not (isinstance(state, UniqueValues) or (isinstance(state, PerRow) and (state.group or state.origin)))
+    return not (
+        isinstance(state, UniqueValues | RowLimits) or (isinstance(state, PerRow) and (state.group or state.origin))
+    )
 
 
 def _plain(state: RowState) -> bool:
@@ -487,9 +496,11 @@ def _verdict(flat: FlatGraph, node: int, state: RowState) -> int | RowDependence
     if isinstance(state, MixedRows):
         return state.refusal
     if isinstance(state, LinearSizes):
-        return RowDependence(name, op, "gives the number of rows")
+        return RowDependence(name, op, "gives the number of rows" if state.varying is None else VARYING)
     if isinstance(state, UniqueValues):
         return RowDependence(name, op, "gives the different values of all rows")
+    if isinstance(state, RowLimits):
+        return RowDependence(name, op, "gives the places of rows in a list")
     if isinstance(state, ListState | Array) or not isinstance(state, PerRow):
         return RowDependence(name, op, "gives a list and no tensor")
     if state.tells:

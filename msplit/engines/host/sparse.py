@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.host.hashing import concatenated, hashes, native
-from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op, objects
+from msplit.engines.host.table import HostNode, NotOurs, Run, as_bytes, check, host_op, objects
 
 Array = NDArray[Any]
 
@@ -145,6 +146,61 @@ def ragged_to_tensor(node: HostNode) -> Run:
             keep &= one < size
         made[tuple(one[keep] for one in index)] = values[keep]
         return made
+
+    return run
+
+
+def _lengths(splits: Array, count: int) -> Array:
+    """How many values each row has, of so many in all."""
+    found: Array = np.diff(splits)
+    check(
+        len(splits) and splits[0] == 0 and splits[-1] == count and (found >= 0).all(),
+        f"{splits.tolist()} are no splits",
+    )
+    return found
+
+
+@host_op("RaggedTensorToSparse")
+def ragged_to_sparse(node: HostNode) -> Run:
+    """A sparse tensor of ragged rows of single values."""
+    if int(node.attrs["RAGGED_RANK"]) != 1:
+        raise NotOurs
+
+    def run(splits: Array, values: Array) -> tuple[Array, Array, Array]:
+        if values.ndim != 1:
+            raise ValueError("values have more than one axis")
+        count = _lengths(splits, len(values))
+        column = np.arange(len(values)) - np.repeat(splits[:-1], count)
+        indices = np.stack([np.repeat(np.arange(len(count)), count), column], 1).astype(np.int64)
+        return indices, values, np.array([len(count), count.max(initial=0)], np.int64)
+
+    return run
+
+
+@host_op("StringNGrams")
+def ngrams(node: HostNode) -> Run:
+    """Strings that stand side by side in a row, joined; the row is padded on both sides."""
+    attrs, splits_type = node.attrs, np.dtype(node.dtype("Tsplits"))
+    separator, left, right = (as_bytes(attrs[name]) for name in ("separator", "left_pad", "right_pad"))
+    widths, most, short = attrs["ngram_widths"], int(attrs["pad_width"]), bool(attrs["preserve_short_sequences"])
+
+    def of(row: list[bytes]) -> list[bytes]:
+        made = []
+        for width in widths:
+            pad = width - 1 if most < 0 else min(most, width - 1)
+            padded = [left] * pad + row + [right] * pad
+            made += [separator.join(padded[at : at + width]) for at in range(len(padded) - width + 1)]
+        if short and row and not made:
+            made.append(separator.join([left] * max(most, 0) + row + [right] * max(most, 0)))
+        return made
+
+    def run(data: Array, splits: Array) -> tuple[Array, Array]:
+        if not len(splits):
+            return data[:0], splits
+        _lengths(splits, len(data))
+        found = [of(data[start:end].tolist()) for start, end in itertools.pairwise(splits)]
+        ends = np.cumsum([0, *map(len, found)], dtype=splits_type)
+        return objects([text for row in found for text in row], (int(ends[-1]),)), ends
 
     return run
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.host.hashing import FARM, PLAIN, SIP, KeyPlaces, all_bytes, hashes
-from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op, objects
+from msplit.engines.host.table import HostNode, NotOurs, Run, as_bytes, check, host_op, objects
 
 Array = NDArray[Any]
 
@@ -61,7 +61,7 @@ def length(node: HostNode) -> Run:
 @host_op("StringJoin")
 def join(node: HostNode) -> Run:
     """Strings of several tensors behind each other. Scalars go with every element."""
-    separator = _bytes(node.attrs["separator"])
+    separator = as_bytes(node.attrs["separator"])
 
     def run(*inputs: Array) -> Array:
         shapes = {x.shape for x in inputs if x.ndim}
@@ -271,7 +271,3 @@ def table_size(node: HostNode) -> Run:
     if not isinstance(table, LookupTable):
         raise NotOurs
     return lambda _: np.array(len(table.values), np.int64)
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value

@@ -85,6 +85,11 @@ def host_ops() -> Mapping[str, Callable[[HostNode], Run]]:
     return _TABLE
 
 
+def as_bytes(value: str | bytes) -> bytes:
+    """A string of an attribute."""
+    return value.encode() if isinstance(value, str) else value
+
+
 def objects(items: list[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """An array of objects, one for each item."""
     made = np.empty(len(items), object)

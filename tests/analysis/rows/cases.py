@@ -371,7 +371,12 @@ def chosen(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
     yield tf.boolean_mask(i.x, i.id > 1), "as many entries as were chosen"
     yield values, "as many entries as were chosen"
     yield tf.reduce_sum(values), "Sum"
-    yield tf.shape(values), "asks how many entries were chosen"
+    yield tf.shape(values), "depends on all rows"
+    yield tf.ones(tf.shape(values)), "as many entries as were chosen"
+    yield tf.math.unsorted_segment_sum(tf.ones_like(values), places[:, 0], size[0]), 1
+    yield tf.ones(tf.concat([tf.shape(values), tf.shape(i.x)[:1]], 0)), "depends on all rows"
+    yield tf.reshape(values, tf.concat([tf.shape(values), [1]], 0)), "as many entries as were chosen"
+    yield tf.reshape(values, tf.shape(tf.gather_nd(i.ids, tf.where(i.ids > 0)))), "each row has another number"
     yield values + 1 + tf.gather_nd(i.ids, tf.where(i.ids > 0)), "AddV2"
     yield tf.math.segment_sum(tf.gather(table, values), places[:, 0]), "the last ones have no entry"
     yield tf.math.unsorted_segment_sum(tf.gather(table, values), places[:, 1], 3), "UnsortedSegmentSum"
@@ -382,10 +387,10 @@ def chosen(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
     parsed = tf.io.parse_example(tf.fill(tf.shape(i.id), ""), features)
     yield parsed["a"], 1
     yield parsed["b"].values, "as many entries as were chosen"
-    yield tf.sparse.to_dense(parsed["b"]), "SparseToDense"
+    yield tf.sparse.to_dense(parsed["b"]), "place of a row"
     dense = tf.cast(i.ids, tf.int64)
     yield tf.sparse.to_dense(tf.sparse.cross_hashed([dense, dense[:, :2]], 50)), 1
-    yield tf.sparse.to_dense(tf.sparse.cross_hashed([parsed["b"], dense], 50)), "place of a row"
+    yield tf.sparse.to_dense(tf.sparse.cross_hashed([parsed["b"], dense], 50)), "SparseCross"
     yield tf.sparse.cross_hashed([tf.transpose(dense), tf.transpose(dense)], 50).values, "SparseCross"
     unique, index = tf.unique(i.id)
     yield tf.gather(tf.gather(table, unique), index), 1
@@ -393,6 +398,73 @@ def chosen(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
     yield index, "place of a row"
     yield tf.sparse.to_dense(tf.sparse.reshape(sparse, tf.stack([size[0] * 3, 1]))), "SparseReshape"
     yield tf.reduce_sum(tf.where(i.id > 1)), "Sum"
+
+
+def _examples(tf: Any) -> list[bytes]:
+    """Records of which each has another number of values."""
+    made = []
+    for words in ([], [b"a"], [b"b", b"a", b""], [b""], [b"c"] * 5):
+        strings = tf.train.Feature(bytes_list=tf.train.BytesList(value=words))
+        numbers = tf.train.Feature(int64_list=tf.train.Int64List(value=range(-1, len(words) - 1)))
+        features = {"words": strings, "ids": numbers} if words else {}
+        made.append(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+    return made
+
+
+@family
+def lists(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
+    """Rows with another number of values each: parts of strings, and features of records, sparse and ragged."""
+    table = tf.constant(np.random.default_rng(4).uniform(-1, 1, (8, 3)).astype(np.float32))
+    records = tf.gather(tf.constant(_examples(tf)), i.id)
+    text = tf.gather(tf.constant(["a,b", "", "c", "a,,b,c", "\u00fc,x"]), i.id)
+    features = {"ids": tf.io.VarLenFeature(tf.int64), "words": tf.io.RaggedFeature(tf.string)}
+    ids, words = tf.io.parse_example(records, features).values()
+    split = tf.strings.split(text, ",")
+    hashed = tf.ragged.map_flat_values(lambda value: tf.strings.to_hash_bucket_fast(value, 8), split)
+    # Looked up as feature columns do: what is not an id is left out, and rows without any get zeros.
+    for combiner in ("mean", "sum", "sqrtn"):
+        yield tf.nn.safe_embedding_lookup_sparse(table, ids, combiner=combiner), 1
+        yield tf.nn.safe_embedding_lookup_sparse(table, hashed.to_sparse(), combiner=combiner), 1
+    weights = tf.SparseTensor(ids.indices, tf.cast(ids.values, tf.float32), ids.dense_shape)
+    yield tf.nn.safe_embedding_lookup_sparse(table, ids, weights), 1
+    yield tf.nn.safe_embedding_lookup_sparse(table, tf.sparse.transpose(ids)), "place of a row"
+    same = tf.SparseTensor(ids.indices, ids.values, tf.strings.split(text, "b").to_sparse().dense_shape)
+    yield tf.nn.safe_embedding_lookup_sparse(table, same), 1  # the length of the longest row is nowhere used
+    # Indicator columns: ones for what is there.
+    dense = tf.sparse.to_dense(ids, default_value=-1)
+    yield tf.reduce_sum(tf.one_hot(dense, 8), axis=-2), 1
+    yield tf.reduce_sum(tf.one_hot(dense, 8), axis=1, keepdims=True), 1
+    yield tf.reduce_sum(tf.one_hot(dense, 8, axis=1), axis=2), 1
+    yield tf.reduce_max(tf.one_hot(dense, 8), axis=-2), "place of a row"
+    yield tf.reduce_sum(tf.one_hot(dense, 8), axis=-1), "place of a row"
+    yield tf.reduce_sum(tf.one_hot(dense, 8, off_value=0.5), axis=-2), "place of a row"
+    yield tf.reduce_sum(tf.one_hot(tf.sparse.to_dense(ids), 8), axis=-2), "beyond the end of a row"
+    yield tf.reduce_sum(dense + 1, axis=1), "place of a row"
+    yield dense, "place of a row"
+    yield tf.shape(dense), "place of a row"
+    # A fixed number of each row.
+    yield split.to_tensor("-", shape=[None, 3]), 1
+    yield tf.strings.ngrams(split, 2).to_tensor("-", shape=[None, 2]), 1
+    yield words.to_tensor("-", shape=[None, 3]), 1
+    yield tf.strings.unicode_decode(text, "UTF-8").to_tensor(0, shape=[None, 3]), 1
+    yield tf.strings.bytes_split(text).to_tensor("", shape=[None, 3]), 1
+    yield split.row_lengths(), 1
+    yield split.row_lengths() * 2 + 1, 1
+    yield split.to_tensor("-"), "as many columns as the longest row has"
+    yield split.flat_values, "as many entries as were chosen"
+    yield split.row_splits, "the places of rows in a list"
+    yield split.with_values(words.values).to_tensor("-", shape=[None, 3]), "do not belong to each other"
+    yield words.with_values(split.values).to_tensor("-", shape=[None, 3]), "do not belong to each other"
+    yield words.row_lengths(), 1
+    yield words.row_starts() - words.row_limits(), "can not be followed"
+    yield tf.math.bincount(split.value_rowids(), minlength=9), "place of a row"
+    yield tf.cumsum(split.row_lengths() * 2), "Cumsum"
+    yield tf.cumsum(split.row_lengths(), exclusive=True), "Cumsum"
+    yield tf.cumsum(split.row_lengths(), reverse=True), "Cumsum"
+    yield tf.cumsum(split.row_lengths()), "places of rows in a list"
+    yield tf.reshape(ids.dense_shape[1:], [1]) + tf.zeros([1], tf.int64), "length of the longest"
+    yield tf.zeros(tf.cast(ids.dense_shape, tf.int32)), "length of the longest"
+    yield tf.fill(ids.dense_shape[:1], 1.0), 1
 
 
 @family

@@ -131,3 +131,32 @@ def test_places_and_distinct_values():
     agree("Unique", x=texts(b"b", b"a", b"b", b"", b"a"), out_idx=np.int32)
     agree("Unique", x=np.array([3, 1, 3, -1]), out_idx=np.int64)
     agree("Unique", x=np.array([], np.int64), out_idx=np.int32)
+
+
+@settings(max_examples=examples(20, 80), deadline=None)
+@given(st.lists(st.integers(0, 4), max_size=5), st.booleans(), st.data())
+def test_ragged_rows_as_others_have_them(counts, strings, data):
+    splits = np.cumsum([0, *counts])
+    total = int(splits[-1])
+    values = texts(*(WORDS * 4)[:total]) if strings else np.arange(total)
+    agree("RaggedTensorToSparse", rt_nested_splits=[splits], rt_dense_values=values)
+    agree(
+        "StringNGrams",
+        data=texts(*(WORDS * 4)[:total]),
+        data_splits=splits,
+        separator=data.draw(st.sampled_from([" ", ""])),
+        ngram_widths=data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)),
+        left_pad="<",
+        right_pad=">>",
+        pad_width=data.draw(st.integers(-1, 3)),
+        preserve_short_sequences=data.draw(st.booleans()),
+    )
+
+
+def test_splits_that_are_none_are_refused():
+    for splits in ([0, 3, 2], [1, 2], [0, 1], [0, 4], [0, -1, 2]):
+        given = {"rt_nested_splits": [np.array(splits)], "rt_dense_values": np.array([1, 2])}
+        assert agree("RaggedTensorToSparse", **given) == REFUSED
+        words = {"data": texts(b"a", b"b"), "data_splits": np.array(splits), "separator": " ", "ngram_widths": [2]}
+        pads = {"left_pad": "", "right_pad": "", "pad_width": 0, "preserve_short_sequences": False}
+        assert agree("StringNGrams", **words, **pads) == REFUSED
