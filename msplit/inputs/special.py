@@ -67,7 +67,8 @@ class InputKindName(StrEnum):
     """Numbers are small, row by row; one id repeats. Sparse and ragged rows but the last are as empty as can be."""
     EDGES = "edges"
     """Rows by turns hold steps of a half, one value all along, zeros of both signs, small values, zeros before a last one, what the row
-    before holds; ids are by turns the ends of a table and of its parts, what is outside of it where that is defined, and any others."""
+    before holds; ids are by turns the ends of a table and of its parts, what is outside of it where that is defined, and any others.
+    Strings are by turns empty, in no table, no UTF-8, long, the ends of a table, and any others."""
 
     NAN = "NaN"
     """Some numbers are NaN or infinite, of inputs that nothing but ops read which are defined for these; a row by turns has none else."""

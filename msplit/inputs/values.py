@@ -109,6 +109,8 @@ _MOST_BESIDE = 2.0**14
 """Numbers that go further: see `LARGE`."""
 
 _TOKENS = 1000
+_ODD = (b"", b"no such word", b"\xff\xc3(", b"9" * 300)
+"""Strings that no table has: the empty one, one of bytes that are no UTF-8, a long one."""
 _WORDS = 4
 """Words of a string that is split before its words are looked up."""
 
@@ -297,16 +299,17 @@ def _strings(
         for op in sorted(ops & (_NEEDS_FILE | {_BASE64})):
             raise _needs_file(flat, name, op)
         keys = _keys(use)
-        if keys is not None and keys.dtype.kind == "O":
-            words = _WORDS if use.separator is not None else 1
-            last = len(keys) - 1
-            picked = chosen(rng.integers(0, len(keys), (count, words)), np.array([last, 0]), 0, last, kind, name)
-            separator = use.separator or b" "
-            read = [separator.join(keys[word] for word in row) for row in picked.tolist()]
-        elif "StringToNumber" in ops:
+        if keys is None and "StringToNumber" in ops:
             read = [str(number).encode() for number in rng.integers(0, use.rows or _TOKENS, count).tolist()]
         else:
-            read = [f"token_{number}".encode() for number in rng.integers(0, _TOKENS, count).tolist()]
+            known = (
+                [*keys] if keys is not None and keys.dtype.kind == "O" else [b"token_%d" % n for n in range(_TOKENS)]
+            )
+            words, last = 1 if use.separator is None else _WORDS, len(known) - 1
+            odd = [*range(len(known), len(known) + len(_ODD)), last, 0]
+            picked = chosen(rng.integers(0, len(known), (count, words)), np.array(odd), 0, last, kind, name)
+            known += _ODD
+            read = [(use.separator or b" ").join(known[word] for word in row) for row in picked.tolist()]
     return np.array(read, dtype=object).reshape(shape)
 
 

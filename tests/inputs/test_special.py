@@ -267,3 +267,25 @@ def test_boxes_overlap_by_the_threshold(threshold):
     for outer, inner in pairs:
         area, part = ((box[2] - box[0]) * (box[3] - box[1]) for box in (outer, inner))
         assert part / (area + part - part) == np.float32(threshold)
+
+
+@pytest.mark.tf
+def test_edges_have_strings_that_no_table_has(tmp_path):
+    def build(tf, v1):
+        words = v1.placeholder(tf.string, (None,), "words")
+        plain = v1.placeholder(tf.string, (None,), "plain")
+        keys = tf.lookup.KeyValueTensorInitializer(["a", "b", "c"], [0, 1, 2], tf.string, tf.int32)
+        tf.identity(tf.lookup.StaticHashTable(keys, -1).lookup(tf.strings.split(words, ",").values), name="y")
+        tf.identity(tf.strings.to_hash_bucket_fast(plain, 9), name="z")
+
+    flat = foreign.written(build, tmp_path)
+    for batch in (1, 12):
+        sets = [(kind.name, feeds) for kind, feeds in made(flat, batch)]
+        edges = [feeds for name, feeds in sets if name is InputKindName.EDGES]
+        found = {text for feeds in edges for text in feeds["plain"].tolist()}
+        odd = {b"", b"\xff\xc3(", b"no such word", b"9" * 300}
+        assert odd <= found if batch > 1 else odd & found
+        pieces = {piece for feeds in edges for text in feeds["words"].tolist() for piece in text.split(b",")}
+        assert {*odd, b"a", b"c"} <= pieces if batch > 1 else odd & pieces
+        usual = make_inputs(flat, {}, batch=batch)["words"].tolist()
+        assert {piece for text in usual for piece in text.split(b",")} <= {b"a", b"b", b"c"}

@@ -18,6 +18,7 @@ import numpy as np
 from msplit.analysis.rows.counts import Linear, asked_sizes, product
 from msplit.analysis.rows.elements import broadcast
 from msplit.analysis.rows.node import (
+    ANY,
     COORDINATES,
     EACH,
     FIXED,
@@ -38,7 +39,6 @@ from msplit.analysis.rows.node import (
     rule,
     rules,
     sizes_state,
-    times,
 )
 from msplit.opset.traits import ops_with
 from msplit.shapes.registry import UNKNOWN, axis_of
@@ -508,20 +508,22 @@ def ragged_to_dense(view: View) -> RowState:
     return PerRow(0)
 
 
-@rule("SparseCross")
+@rule("SparseCross", sizes=ANY, places=True)
 def sparse_cross(view: View) -> list[RowState]:
-    """The combinations of the values of each row, as many for each, where all columns are dense."""
-    if view.count("N"):
-        raise Mixes("makes as many columns as the longest row has")
-    total: int | None = 1
-    for slot in range(len(view.states)):
+    """The combinations of the values of each row: as many for each where all columns are dense."""
+    count, total = view.count("N"), 1
+    for slot in range(count):
+        _all_rows(view, 2 * count + slot)
+        agreed([_bare(_coordinates(view, slot)), view.rows(count + slot)])
+    for slot in range(3 * count, len(view.states)):
         if view.rows(slot) != PerRow(0) or len(view.ranked(slot)) != 2:
             raise Mixes("takes rows for what lies inside of them")
-        total = times(total, view.ranked(slot)[1])
-    if total is None:
-        raise Mixes("makes a number of columns that is not known beforehand")
-    listed = PerRow(0, 1, total)
-    return [replace(listed, tells=COORDINATES, column=1), listed, sizes_state(np.array([0, total]), np.array([1, 0]))]
+        if (width := view.ranked(slot)[1]) is None:
+            raise Mixes("makes a number of columns that is not known beforehand")
+        total *= width
+    listed = PerRow(0, 1, None, group=view.key) if count else PerRow(0, 1, total)
+    shape = view.sparse_shape() if count else sizes_state(np.array([0, total]), np.array([1, 0]))
+    return [replace(listed, tells=COORDINATES, column=1), listed, shape]
 
 
 @rule("ParseExample", "ParseExampleV2")

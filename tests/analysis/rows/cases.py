@@ -390,7 +390,8 @@ def chosen(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
     yield tf.sparse.to_dense(parsed["b"]), "place of a row"
     dense = tf.cast(i.ids, tf.int64)
     yield tf.sparse.to_dense(tf.sparse.cross_hashed([dense, dense[:, :2]], 50)), 1
-    yield tf.sparse.to_dense(tf.sparse.cross_hashed([parsed["b"], dense], 50)), "SparseCross"
+    yield tf.sparse.to_dense(tf.sparse.cross_hashed([parsed["b"], dense], 50)), "place of a row"
+    yield tf.sparse.cross_hashed([tf.sparse.transpose(parsed["b"]), dense], 50).values, "GatherV2"
     yield tf.sparse.cross_hashed([tf.transpose(dense), tf.transpose(dense)], 50).values, "SparseCross"
     unique, index = tf.unique(i.id)
     yield tf.gather(tf.gather(table, unique), index), 1
@@ -430,6 +431,9 @@ def lists(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
     yield tf.nn.safe_embedding_lookup_sparse(table, tf.sparse.transpose(ids)), "place of a row"
     same = tf.SparseTensor(ids.indices, ids.values, tf.strings.split(text, "b").to_sparse().dense_shape)
     yield tf.nn.safe_embedding_lookup_sparse(table, same), 1  # the length of the longest row is nowhere used
+    crossed = tf.sparse.cross_hashed([ids, hashed.to_sparse(), tf.cast(i.ids, tf.int64)], 8)
+    yield tf.nn.safe_embedding_lookup_sparse(table, crossed, combiner="sum"), 1
+    yield tf.reduce_sum(tf.one_hot(tf.sparse.to_dense(crossed, default_value=-1), 8), axis=-2), 1
     # Indicator columns: ones for what is there.
     dense = tf.sparse.to_dense(ids, default_value=-1)
     yield tf.reduce_sum(tf.one_hot(dense, 8), axis=-2), 1

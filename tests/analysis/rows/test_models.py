@@ -25,13 +25,13 @@ INDEPENDENT = {
     "keras_lookup": {"output_0": 1},
     "mmoe_small.pb": {"tower_0/out/Sigmoid": 1, "tower_1/out/Sigmoid": 1},
     "tf1_saved_model": {"score": 1},
+    "feature_columns": {"score": 1},
     "two_signatures": {"score": 1},
     "while_v1.pb": {"output": 1},
 }
 
 REFUSED = {
     "custom_op.pb": "Vendor>FusedCross (head/concat) is an op that msplit does not know",
-    "feature_columns": "SparseCross (input_layer/age_bucketized_X_country_embedding/SparseCross)",
     "ragged_sparse": "counts to a number that depends on rows",
     "training.meta": "changes a state",
     "training_resource.meta": "changes a state",
