@@ -333,6 +333,8 @@ class RequestContext:
 
 def version_of(context: RequestContext, spec: Any) -> Version:
     """Version of a model that a ModelSpec names."""
+    if not spec.name:
+        raise invalid("ModelSpec has no name specified.")
     choice = spec.WhichOneof("version_choice")
     number = spec.version.value if choice == "version" else None
     return context.find(spec.name, number, spec.version_label if choice == "version_label" else "")

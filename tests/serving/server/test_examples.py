@@ -9,11 +9,13 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("uvicorn")
@@ -21,16 +23,20 @@ pytest.importorskip("tensorflow_serving")
 pytest.importorskip("torch")
 
 import msplit  # noqa: E402
+from msplit.inputs.examples import encode  # noqa: E402
 from msplit.progress import silent  # noqa: E402
 from msplit.run.request import RunRequest  # noqa: E402
+from msplit.serving.pool.ports import Port  # noqa: E402
 from msplit.serving.pool.settings import PoolSettings  # noqa: E402
 from msplit.serving.server import examples, json_body, making, messages  # noqa: E402
 from msplit.serving.server.config import ModelConfig  # noqa: E402
 from msplit.serving.server.metrics import Metrics  # noqa: E402
+from msplit.serving.server.models import Signature, Version  # noqa: E402
 from msplit.serving.server.service import InferenceRequest, Service  # noqa: E402
 from msplit.serving.server.tensors import Refusal, StatusCode  # noqa: E402
 from tests import forked  # noqa: E402
 from tests.example_models import CLASSIFY, LABELS, PREDICT, REGRESS, export  # noqa: E402
+from tests.fuzz.requests import damaged  # noqa: E402
 from tests.run.test_host_builds import QUICK  # noqa: E402
 from tests.serving.server.asking import answer  # noqa: E402
 from tests.serving.server.running import Server, started  # noqa: E402
@@ -233,6 +239,18 @@ def test_what_is_refused(stub: Any, method: str, kind: str, signature: str, rows
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_a_request_for_no_model_is_wrong(stub: Any) -> None:
+    from tensorflow_serving.apis import classification_pb2, predict_pb2
+
+    for ask, request in (
+        (stub.Predict, predict_pb2.PredictRequest),
+        (stub.Classify, classification_pb2.ClassificationRequest),
+    ):
+        with pytest.raises(grpc.RpcError, match="ModelSpec has no name specified") as caught:
+            ask(request(), timeout=60)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -351,6 +369,56 @@ def part(number: int, data: bytes) -> bytes:
     from msplit.serving.server import tensors
 
     return b"".join(tensors.field(number, [data]))
+
+
+def test_whatever_comes_is_read_as_protobuf_reads_it_or_refused() -> None:
+    """Damaged, repeated and mixed requests: examples and context are those that protobuf finds, merged by it."""
+    random = Random(0)
+    pool = SimpleNamespace(
+        inputs={"inputs": Port("object", (None,), 100)}, outputs={"scores": Port("float32", (None, 3))}
+    )
+    version = Version("m", 1, {"serving_default": Signature("serving_default", pool)})  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(find=lambda *_: version, timeout=None)
+
+    def some() -> bytes:
+        return encode(
+            {random.choice("abc"): random.choice([[b"x"], [1], [1.5], []]) for _ in range(random.randrange(3))}
+        )
+
+    read = 0
+    for _ in range(2000):
+        request = messages.ClassificationRequest()
+        request.model_spec.name = "m"
+        listed = request.input.example_list
+        if random.random() < 0.5:
+            listed = request.input.example_list_with_context
+            listed.context.MergeFromString(some())
+        for _ in range(random.randrange(4)):
+            listed.examples.add().MergeFromString(some())
+        data = request.SerializeToString() * random.choice([1, 1, 2])
+        for _ in range(random.randrange(3)):
+            data = damaged(data, random)
+        try:
+            theirs = messages.ClassificationRequest.FromString(data).input
+        except DecodeError:
+            theirs = None  # what is wrong inside of an example the model refuses
+        try:
+            found = examples.read_classify(context, data).feeds["inputs"]
+        except Refusal as problem:
+            refused, found = problem.said, None
+        kind = theirs.WhichOneof("kind") if theirs is not None else None
+        if found is None:
+            assert kind is None or not getattr(theirs, kind).examples or "no name" in refused, (data, refused)
+            continue
+        if theirs is not None:
+            wanted = [type(one).FromString(b"") for one in getattr(theirs, kind).examples]
+            for whole, one in zip(wanted, getattr(theirs, kind).examples, strict=True):
+                if kind == "example_list_with_context":
+                    whole.MergeFrom(theirs.example_list_with_context.context)
+                whole.MergeFrom(one)
+            assert [*map(type(wanted[0]).FromString, found)] == wanted
+            read += 1
+    assert read > 500
 
 
 @pytest.mark.parametrize(
