@@ -378,9 +378,12 @@ def _gathered(rows: Long, ports: Ports) -> Mapping[str, Gathered]:
 
 def _columns(rows: list[Any]) -> Mapping[str, Any]:
     try:
-        return rows_as_columns(rows)
+        found = rows_as_columns(rows)
     except LoadError as problem:
         raise invalid(problem.what) from None
+    if UNNAMED in found and any(map(is_named, rows)):
+        raise invalid("instances are objects and values: give all of them as objects, or none")
+    return found
 
 
 def _place(name: str, ports: Ports, found: Mapping[str, Any]) -> str:

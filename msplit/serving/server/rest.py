@@ -132,11 +132,7 @@ def app(service: Service, most: int) -> Starlette:
     return Starlette(
         routes=[
             *(route(f"{path}:predict", _predict, "POST") for path in v1),
-            *(
-                route(f"{path}:{name}", partial(_examples, method), "POST")
-                for path in v1
-                for name, method in _METHODS.items()
-            ),
+            *(route(f"{path}:{name}", partial(_examples, kind), "POST") for path in v1 for name, kind in _EXAMPLES),
             *(route(f"{path}/metadata", _metadata, "GET") for path in v1),
             *(route(path, _status, "GET") for path in v1),
             *(route(f"{path}/infer", _infer, "POST") for path in v2),
@@ -224,7 +220,8 @@ async def _predict(call: HttpCall) -> Any:
     return await call.context.service.answer(len(data), read, write, _JSON)
 
 
-_METHODS = {"classify": examples.CLASSIFY, "regress": examples.REGRESS}
+_EXAMPLES = (("classify", examples.CLASSIFY), ("regress", examples.REGRESS))
+"""Methods that take `tf.Example`s, by their names in paths."""
 
 
 async def _examples(method: str, call: HttpCall) -> Any:
