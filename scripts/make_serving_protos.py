@@ -24,6 +24,9 @@ DATA = ROOT / "serving" / "server" / "data"
 HAVE = ROOT / "opset" / "data" / "tensorflow_protos.binpb"
 SERVING = (
     "apis.predict",
+    "apis.classification",
+    "apis.regression",
+    "apis.inference",
     "apis.get_model_metadata",
     "apis.get_model_status",
     "apis.model_management",

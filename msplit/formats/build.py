@@ -89,6 +89,7 @@ class Manifest:
         rungs: Buckets by ascending batch, under the name that the file has for them.
         preparation: Seconds that building took, by what was done.
         files: Name -> bytes and SHA-256.
+        method: Method of TensorFlow Serving that the model's signature was exported for, "" where that is not known.
     """
 
     made_for: Mapping[str, str]
@@ -107,6 +108,7 @@ class Manifest:
     rungs: tuple[Bucket, ...]
     preparation: Mapping[str, float]
     files: Mapping[str, tuple[Annotated[int, 0, _LARGEST], Sha256]]
+    method: str = ""
 
 
 def write(
@@ -221,7 +223,7 @@ def _hash(path: Path) -> tuple[int, str]:
 
 
 def _manifest(value: JsonValue) -> Manifest:
-    found = value.of_version("build", VERSION).to(Manifest)
+    found = value.of_version("build", VERSION).to(Manifest, optional=("method",))
     names, rungs = found.files, found.rungs
     wanted = {WEIGHTS, *(name for bucket in rungs for name in (bucket.program, bucket.reference))}
     if not rungs or not wanted <= set(names) or not all(_NAME.fullmatch(name) and ".." not in name for name in names):

@@ -272,6 +272,11 @@ class Model:
         return meta_graphs(self.format, self.proto)[self.meta_graph]
 
     @property
+    def method(self) -> str:
+        """Method of TensorFlow Serving that the chosen signature was exported for, "" where the file does not say."""
+        return "" if self.signature is None else str(self.meta.signature_def[self.signature].method_name)
+
+    @property
     def is_saved_model(self) -> bool:
         """True if the path is a SavedModel's folder."""
         return self.format.binary is Format.SAVED_MODEL

@@ -138,12 +138,14 @@ def encode_steps(steps: Mapping[str, Sequence[Values]]) -> bytes:
 
 
 def _fill(feature: Any, values: Values) -> None:
-    """Puts values into a feature, by the type of the first; a feature without values is one of bytes.
+    """Puts values into a feature, by the type of the first; one without values has no type, and counts as missing.
 
     Raises:
         OverflowError: A number is too large for 32 bits.
     """
-    first = values[0] if len(values) else b""
+    if not len(values):
+        return
+    first = values[0]
     if isinstance(first, float):
         struct.pack(f"<{len(values)}f", *values)  # protobuf would take infinity in its place
         held = feature.float_list

@@ -9,7 +9,6 @@ Values of inputs in JSON, as TensorFlow Serving and saved_model_cli take it.
 from __future__ import annotations
 
 import base64
-import binascii
 import gzip
 import json
 import math
@@ -34,8 +33,7 @@ from msplit.inputs.examples import encode
 from msplit.inputs.reference import DAMAGED, PACKED, unpacked
 
 UNNAMED = ""
-ROWS, COLUMNS = "instances", "inputs"
-_EXAMPLES = "examples"
+ROWS, COLUMNS, EXAMPLES = "instances", "inputs", "examples"
 FIX = 'give NumPy\'s .npy or .npz, a TFRecord file, or JSON such as {"instances": [{"x": [1, 2]}]}'
 
 
@@ -74,10 +72,10 @@ def values_by_input(data: bytes, where: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise LoadError(f"is no JSON: {error}", where=where, fix=FIX) from None
     if isinstance(message, dict):
-        if _EXAMPLES in message and isinstance(message[_EXAMPLES], list):
-            context, examples = message.get("context", {}), message[_EXAMPLES]
+        if EXAMPLES in message and isinstance(message[EXAMPLES], list):
+            context, examples = message.get("context", {}), message[EXAMPLES]
             if not all(isinstance(features, dict) for features in (context, *examples)):
-                what = f"{_EXAMPLES!r} are no objects of features, or their 'context' is none"
+                what = f"{EXAMPLES!r} are no objects of features, or their 'context' is none"
                 raise LoadError(what, where=where, fix='write {"examples": [{"feature": [1, 2]}]}')
             return {UNNAMED: [{**context, **example} for example in examples]}
         if COLUMNS in message and not message.keys() - {COLUMNS, "signature_name"}:
@@ -167,15 +165,11 @@ def _is_infinite(values: NDArray[Any]) -> NDArray[np.bool_]:
 def _bytes_of(item: Any, name: str, where: str | None, source: str) -> bytes:
     """A string; ``{"b64": …}`` for bytes; an object of other names for the tf.Example of these features."""
     if isinstance(item, str):
-        return item.encode("utf-8", "surrogatepass")
+        return _encoded(item)
     if isinstance(item, dict):
         try:
-            if item.keys() == {"b64"}:
-                if not isinstance(item["b64"], str):
-                    raise TypeError("what is in 'b64' is no text")
-                return base64.b64decode(item["b64"], validate=True)
-            return encode({key: _feature(values) for key, values in item.items()})
-        except (binascii.Error, OverflowError, TypeError, ValueError) as error:
+            return _encoded(item) if item.keys() == {"b64"} else json_example(item)
+        except (OverflowError, TypeError, ValueError) as error:
             raise LoadError(
                 f"input {name!r}: {error}", where=where, fix='write {"b64": "…"} or {"feature": [1, 2]}'
             ) from None
@@ -186,18 +180,38 @@ def _bytes_of(item: Any, name: str, where: str | None, source: str) -> bytes:
     )
 
 
+def _encoded(item: Any) -> bytes:
+    """Bytes of a string, or of ``{"b64": …}``."""
+    if isinstance(item, str):
+        return item.encode("utf-8", "surrogatepass")
+    if not isinstance(item["b64"], str):
+        raise TypeError("what is in 'b64' is no text")
+    text = "".join(item["b64"].split())  # as TensorFlow Serving takes it: with blanks, and without what fills it up
+    return base64.b64decode(text if "=" in text else text + "=" * (-len(text) % 4), validate=True)
+
+
+def json_example(features: Mapping[str, Any]) -> bytes:
+    """A serialized `tf.Example` of the features of an object: of each a number, true or false (1 or 0), a string, ``{"b64": …}`` for bytes,
+    or a list of such of one type. An empty list is a feature that is missing.
+
+    Raises:
+        OverflowError, TypeError, ValueError: A feature has something else.
+    """
+    return encode({key: _feature(values) for key, values in features.items()})
+
+
 def _feature(values: Any) -> list[Any]:
     """The values of a feature, all of one type."""
     listed = values if isinstance(values, list) else [values]
     if all(isinstance(value, str) or (isinstance(value, dict) and value.keys() == {"b64"}) for value in listed):
-        return [_bytes_of(value, "", None, "it") for value in listed]
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in listed):
+        return [*map(_encoded, listed)]
+    if not all(isinstance(value, int | float) for value in listed):
         raise ValueError(f"a feature is a list of strings or of numbers, not {json.dumps(values)[:40]}")
     if any(isinstance(value, float) for value in listed):
-        return [float(value) for value in listed]
+        return [*map(float, listed)]
     if any(not -(1 << 63) <= value < 1 << 63 for value in listed):
         raise ValueError("a feature has numbers of more than 64 bits")
-    return listed
+    return [*map(int, listed)]
 
 
 _NPY, _ZIP, _GZIP = b"\x93NUMPY", b"PK", b"\x1f\x8b"

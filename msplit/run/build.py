@@ -206,6 +206,7 @@ def make(
         rungs=tuple(buckets),
         preparation={one.phase: one.seconds for one in phases.stop().phases},
         files={},
+        method=flat.model.method,
     )
     return Made(manifest, builds.weights, packed, references, jobs)
 

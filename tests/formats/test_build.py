@@ -56,6 +56,13 @@ def test_what_is_written_is_read(place: Path) -> None:
         build.check_place(place.parent, force=True)
 
 
+def test_a_build_from_before_methods_were_kept_is_read(place: Path) -> None:
+    said = json.loads((place / build.MANIFEST).read_text())
+    del said["method"]
+    (place / build.MANIFEST).write_text(json.dumps(said))
+    assert build.read(place).method == ""
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -124,7 +124,7 @@ _ODD = [
 ]
 
 
-def _damaged(data: bytes, random: Random) -> bytes:
+def damaged(data: bytes, random: Random) -> bytes:
     """The same with a change of its bytes."""
     at, other = sorted((random.randrange(len(data) + 1), random.randrange(len(data) + 1)))
     if (kind := random.random()) < 0.4:
@@ -300,7 +300,7 @@ def make(seed: int) -> Case:
     else:
         data = _infer(random, changes) if path == INFER else _json(random, changes, path)
     for _ in range(0 if valid else random.choice([0, 0, 1, 2, 5]) if changes else 1):
-        data = _damaged(data, random)
+        data = damaged(data, random)
     return Case(f"requests:{seed}", path, data, valid)
 
 

@@ -18,6 +18,7 @@ from msplit.inputs.examples import decode, encode
 from msplit.inputs.files import loads, names_in, read_value
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
+from msplit.opset import schema
 
 from .graphs import flat_of, placeholder
 from .test_make import kinds
@@ -180,6 +181,12 @@ def test_strings_of_json(tmp_path):
         assert decode(found[2]) == {"age": [22, 24], "name": [b"x"], "rate": [0.5]}
     path.write_text(json.dumps({"context": {"day": "mon"}, "examples": [{"age": -1}, {"age": [1, 2]}]}))
     assert list(map(decode, words_of(path))) == [{"day": [b"mon"], "age": [-1]}, {"day": [b"mon"], "age": [1, 2]}]
+    path.write_text(json.dumps([{"age": [True, 3], "tags": []}, {"b64": "YWI"}, {"b64": " YW\nI= "}]))
+    row, *texts = words_of(path)
+    assert texts == [b"ab", b"ab"], "what fills base64 up may be left out, and blanks stand in it"
+    assert decode(row) == {"age": [1, 3], "tags": []}
+    features = schema.example_pb2.Example.FromString(row).features.feature
+    assert features["tags"].WhichOneof("kind") is None, "an empty list is of any type"
 
 
 @pytest.mark.parametrize(
@@ -201,6 +208,8 @@ def test_strings_of_json(tmp_path):
         ('{"inputs": {"i": [9223372036854775808]}}', "i", "larger numbers"),
         ('{"inputs": {"s": [1]}}', "s", "is made of strings, the file has 1"),
         ('{"inputs": {"s": [{"b64": "%"}]}}', "s", "input 's'"),
+        ('{"inputs": {"s": [{"b64": "YWI=="}]}}', "s", "input 's'"),
+        ('{"inputs": {"s": [{"b64": "Y"}]}}', "s", "input 's'"),
         ('{"inputs": {"s": [{"age": [1, "x"]}]}}', "s", "a feature is a list of strings or of numbers"),
         ('{"inputs": {"g": 1}}', "f", "no value for input 'f', but g"),
         ("hello", "f", "of no format that inputs are read from"),

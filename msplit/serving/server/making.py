@@ -12,7 +12,7 @@ from msplit.assignment.model import load
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import tensors, wire
-from msplit.formats.build import is_build
+from msplit.formats.build import is_build, read
 from msplit.formats.endpoints import fitting
 from msplit.formats.files import open_regular
 from msplit.formats.summary import contents
@@ -101,7 +101,7 @@ def _version(
                     problem.fix = f"{problem.fix or 'leave it out'}; or serve others: --part signature="
                 raise
             stack.callback(made.close, finish=False)
-            return signature_of(made, flat)
+            return signature_of(made, flat, "" if flat is not None else read(path).method)
 
         if is_build(path):
             only = signature(path)

@@ -22,7 +22,8 @@ _PACKAGES = {
     "tensorflow": "TensorProto SignatureDef",
     "tensorflow.serving": (
         "PredictRequest PredictResponse GetModelMetadataRequest GetModelMetadataResponse SignatureDefMap GetModelStatusRequest "
-        "GetModelStatusResponse ModelVersionStatus ModelServerConfig ReloadConfigRequest ReloadConfigResponse BatchingParameters"
+        "GetModelStatusResponse ModelVersionStatus ModelServerConfig ReloadConfigRequest ReloadConfigResponse BatchingParameters "
+        "ClassificationRequest ClassificationResponse RegressionRequest RegressionResponse MultiInferenceRequest MultiInferenceResponse"
     ),
     "grpc.health.v1": "HealthCheckRequest HealthCheckResponse",
     "inference": " ".join(f"{method}Request {method}Response" for method in OPEN_METHODS),

@@ -28,11 +28,13 @@ class Signature:
         name: As clients call it.
         pool: Pool that answers. Its inputs and outputs are the signature's keys.
         tensors: Key of an input or an output -> TensorFlow's name of the tensor, as in ``"dense/MatMul:0"``.
+        method: TensorFlow's name of the method that it was exported for.
     """
 
     name: str
     pool: Pool
     tensors: Mapping[str, str] = field(default_factory=dict)
+    method: str = PREDICT
 
     @cached_property
     def driver(self) -> LoopDriver:
@@ -179,12 +181,13 @@ class Models:
         return versions[asked]
 
 
-def signature_of(pool: Pool, flat: FlatGraph | None) -> Signature:
-    """Signature that a pool answers: that of the model's graph; ``serving_default`` where it has none, or there is a build (None)."""
+def signature_of(pool: Pool, flat: FlatGraph | None, method: str = "") -> Signature:
+    """Signature that a pool answers: that of the model's graph; ``serving_default`` where it has none, or there is a build (None), which
+    was exported for a method, too."""
     if flat is None:
-        return Signature(DEFAULT_SIGNATURE, pool)
+        return Signature(DEFAULT_SIGNATURE, pool, method=method or PREDICT)
     tensors = {end.name: end.tensor for end in (*flat.model.inputs, *flat.model.outputs)}
-    return Signature(flat.model.signature or DEFAULT_SIGNATURE, pool, tensors)
+    return Signature(flat.model.signature or DEFAULT_SIGNATURE, pool, tensors, flat.model.method or PREDICT)
 
 
 def known_as(name: str, ports: Mapping[str, Port]) -> str | None:

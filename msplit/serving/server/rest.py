@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from msplit.serving.server import json_body, messages, service, tensors
+from msplit.serving.server import examples, json_body, messages, service, tensors
 from msplit.serving.server.logs import traced
 from msplit.serving.server.models import Version
 from msplit.serving.server.service import Arrays, InferenceRequest, RequestContext, Service, told
@@ -132,6 +132,7 @@ def app(service: Service, most: int) -> Starlette:
     return Starlette(
         routes=[
             *(route(f"{path}:predict", _predict, "POST") for path in v1),
+            *(route(f"{path}:{name}", partial(_examples, kind), "POST") for path in v1 for name, kind in _EXAMPLES),
             *(route(f"{path}/metadata", _metadata, "GET") for path in v1),
             *(route(path, _status, "GET") for path in v1),
             *(route(f"{path}/infer", _infer, "POST") for path in v2),
@@ -185,10 +186,8 @@ async def _metrics(service: Service, request: Request) -> Response:
     return Response(data, media_type=kind)
 
 
-_NOT_DONE = re.compile(
-    r"/v1/models/[^:]*:(classify|regress)|/v2/(system|cuda|tpu)sharedmemory/.*|/v2/(trace|logging|models/.*(/stats|/trace/setting))"
-)
-"""Paths of TensorFlow Serving's and Triton's REST that are known, and not served."""
+_NOT_DONE = re.compile(r"/v2/(system|cuda|tpu)sharedmemory/.*|/v2/(trace|logging|models/.*(/stats|/trace/setting))")
+"""Paths of Triton's REST that are known, and not served."""
 
 
 async def _unknown(call: HttpCall) -> Any:
@@ -219,6 +218,28 @@ async def _predict(call: HttpCall) -> Any:
         return json_body.answer(outputs, rows=request.said.rows)
 
     return await call.context.service.answer(len(data), read, write, _JSON)
+
+
+_EXAMPLES = (("classify", examples.CLASSIFY), ("regress", examples.REGRESS))
+"""Methods that take `tf.Example`s, by their names in paths."""
+
+
+async def _examples(method: str, call: HttpCall) -> Any:
+    version = call.version()
+    data = await call.body()
+    size = _JSON * len(data)  # examples take as much longer to be read
+
+    def read() -> InferenceRequest:
+        nonlocal data
+        name, found = json_body.read_examples(data)
+        request = examples.request_for(call.context, version, version.signature(name), method, found)
+        data = bytearray()  # the request has memory of its own
+        return request
+
+    def write(request: InferenceRequest, outputs: Arrays) -> bytes:
+        return json_body.results(*examples.results_of(request, outputs))
+
+    return await call.context.service.answer(size, read, write, _JSON)
 
 
 async def _status(call: HttpCall) -> Any:

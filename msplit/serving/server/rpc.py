@@ -24,13 +24,13 @@ from grpc._cython import cygrpc
 from msplit.serving.server.logs import LOG, traced
 from msplit.serving.server.messages import OPEN_METHODS
 
+_PREDICTION = "/tensorflow.serving.PredictionService/"
 _OPEN = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/"
 WATCH = f"{_HEALTH}Watch"
 """Method that tells the health of the server or of a model, and again whenever that changes."""
 PATHS = (
-    "/tensorflow.serving.PredictionService/Predict",
-    "/tensorflow.serving.PredictionService/GetModelMetadata",
+    *(f"{_PREDICTION}{name}" for name in ("Predict", "Classify", "Regress", "MultiInference", "GetModelMetadata")),
     "/tensorflow.serving.ModelService/GetModelStatus",
     "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
     *(f"{_OPEN}{name}" for name in OPEN_METHODS),

@@ -26,7 +26,7 @@ from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.logs import LOG
 from msplit.serving.server.metrics import Metrics
-from msplit.serving.server.models import PREDICT, Models, Signature, Version, VersionState, known_as
+from msplit.serving.server.models import Models, Signature, Version, VersionState, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -48,6 +48,7 @@ class InferenceRequest(NamedTuple):
         outputs: Names of outputs, as the client wrote them; none: all outputs.
         timeout: Seconds that it may wait to be started; None: any time.
         priority: Priority level; 0 is the most urgent.
+        then: Gives the next request of several that have one answer, for the outputs of this one; None where this is the last.
     """
 
     said: Any
@@ -57,6 +58,7 @@ class InferenceRequest(NamedTuple):
     outputs: Sequence[str] = ()
     timeout: float | None = None
     priority: int = 0
+    then: Callable[[Arrays], InferenceRequest] | None = None
 
 
 def keys_of(request: InferenceRequest) -> tuple[dict[str, str], int]:
@@ -329,8 +331,10 @@ class RequestContext:
             self.version.users.pop(self, None)
 
 
-def _version(context: RequestContext, spec: Any) -> Version:
+def version_of(context: RequestContext, spec: Any) -> Version:
     """Version of a model that a ModelSpec names."""
+    if not spec.name:
+        raise invalid("ModelSpec has no name specified.")
     choice = spec.WhichOneof("version_choice")
     number = spec.version.value if choice == "version" else None
     return context.find(spec.name, number, spec.version_label if choice == "version_label" else "")
@@ -344,7 +348,7 @@ def read_predict(context: RequestContext, data: bytes) -> InferenceRequest:
     """
     parts = context.service.predicts.parts(data)
     said, spec = parts.request, parts.request.model_spec
-    version = _version(context, spec)
+    version = version_of(context, spec)
     signature = version.signature(spec.signature_name)
     feeds = parts.feeds(signature.pool.inputs)
     return InferenceRequest(said, version, signature, feeds, said.output_filter, context.timeout)
@@ -355,7 +359,7 @@ def write_predict(service: Service, request: InferenceRequest, outputs: Arrays) 
 
     def whole() -> list[list[bytes]]:
         response = messages.PredictResponse()
-        _say_spec(response.model_spec, request.version, request.signature.name)
+        say_spec(response.model_spec, request.version, request.signature.name)
         parts = [[response.SerializeToString()]]
         for key, value in outputs.items():
             tensor = tensors.tensor_proto(value, as_content=service.as_content)
@@ -365,7 +369,8 @@ def write_predict(service: Service, request: InferenceRequest, outputs: Arrays) 
     return service.heads.write((request.version, request.signature.name), outputs, whole, as_content=service.as_content)
 
 
-def _say_spec(spec: Any, version: Version, signature: str) -> None:
+def say_spec(spec: Any, version: Version, signature: str) -> None:
+    """Fills the ModelSpec of an answer."""
     spec.name, spec.signature_name = version.model, signature
     spec.version.value = version.number
 
@@ -377,9 +382,9 @@ def serving_metadata(context: RequestContext, request: Any) -> Any:
     for name in request.metadata_field:
         if name != _SIGNATURES:
             raise invalid(f"Metadata field {name} is not supported")
-    version = _version(context, request.model_spec)
+    version = version_of(context, request.model_spec)
     response = messages.GetModelMetadataResponse()
-    _say_spec(response.model_spec, version, "")
+    say_spec(response.model_spec, version, "")
     response.metadata[_SIGNATURES].Pack(signature_defs(version))
     return response
 
@@ -389,7 +394,7 @@ def signature_defs(version: Version) -> Any:
     found = messages.SignatureDefMap()
     for name, signature in version.signatures.items():
         definition = found.signature_def[name]
-        definition.method_name = PREDICT
+        definition.method_name = signature.method
         _infos(definition.inputs, signature.pool.inputs, signature)
         _infos(definition.outputs, signature.pool.outputs, signature)
     return found
@@ -411,7 +416,7 @@ def serving_status(context: RequestContext, request: Any) -> Any:
     if not states:
         raise Refusal(StatusCode.NOT_FOUND, f"Could not find any versions of model {spec.name}")
     if choice is not None:
-        asked = spec.version.value if choice == "version" else _version(context, spec).number
+        asked = spec.version.value if choice == "version" else version_of(context, spec).number
         if asked not in states:
             raise Refusal(StatusCode.NOT_FOUND, f"Could not find version {asked} of model {spec.name}")
         states = {asked: states[asked]}
@@ -444,7 +449,7 @@ def serving_reload(context: RequestContext, request: Any) -> Future[Any]:
 # --- Open Inference Protocol
 
 
-def _open_version(context: RequestContext, name: str, number: str) -> Version:
+def _openversion_of(context: RequestContext, name: str, number: str) -> Version:
     if number and not (number.isascii() and number.isdigit() and len(number) < 20):
         raise invalid(f"the version of a model is a number, not {number!r}")
     return context.find(name, int(number) if number else None)
@@ -455,13 +460,13 @@ def open_model_ready(context: RequestContext, request: Any) -> Any:
     service = context.service
     if not service.takes or request.name in service.models.opening:
         return messages.ModelReadyResponse(ready=False)
-    version = _open_version(context, request.name, request.version)
+    version = _openversion_of(context, request.name, request.version)
     return messages.ModelReadyResponse(ready=version.ready)
 
 
 def open_model(context: RequestContext, request: Any) -> Any:
     """`ModelMetadata`."""
-    version = _open_version(context, request.name, request.version)
+    version = _openversion_of(context, request.name, request.version)
     pool = version.signature("").pool
     numbers = sorted(context.service.models.versions[version.model])
     found = messages.ModelMetadataResponse(name=version.model, versions=map(str, numbers), platform="msplit")
@@ -508,7 +513,7 @@ def read_infer(context: RequestContext, data: bytes) -> InferenceRequest:
         Refusal: It is none, or there is no such model, or the model takes no such inputs.
     """
     parts = context.service.infers.parts(data)
-    version = _open_version(context, parts.request.model_name, parts.request.model_version)
+    version = _openversion_of(context, parts.request.model_name, parts.request.model_version)
     return open_request(context, version, parts.request, parts.feeds)
 
 

@@ -202,8 +202,8 @@ def test_a_compressed_request_over_grpc_is_read(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/v1/models/double:classify", 501),
-        ("/v1/models/double/versions/1:regress", 501),
+        ("/v1/models/double:classify", 400),  # of a signature that takes no examples
+        ("/v1/models/nobody/versions/1:regress", 404),
         ("/v2/systemsharedmemory/status", 501),
         ("/v2/models/double/stats", 501),
         ("/v1/models/double:explain", 400),  # as TensorFlow Serving says it

@@ -204,6 +204,13 @@ def test_what_would_be_dropped_or_changed_is_refused(body: str, said: str) -> No
         json_body.feeds(json_body.read(body.encode()), ports)
 
 
+@pytest.mark.parametrize("rows", [["b", {"t": "a"}], [{"t": "a"}, "b"], [{"b64": "YQ=="}, {"t": "a"}]])
+def test_instances_are_objects_or_values_and_not_both(rows: Any) -> None:
+    """Beside strings an object would become a serialized `tf.Example`, which only files of inputs have."""
+    with pytest.raises(Refusal, match="instances are objects and values"):
+        json_body.feeds(json_body.read(json.dumps({"instances": rows}).encode()), {"t": Port("object", (None,))})
+
+
 def test_an_infinite_number_is_what_is_written() -> None:
     found = json_body.feeds(json_body.read(b'{"inputs": [[Infinity, -Infinity], [NaN, 1]]}'), {"f": PORTS["f"]})
     np.testing.assert_array_equal(found["f"], np.array([[np.inf, -np.inf], [np.nan, 1]], np.float32))

@@ -10,7 +10,15 @@ import pytest
 
 from msplit.serving.server import messages
 
-SERVING = ("predict", "get_model_metadata", "get_model_status", "model_management")
+SERVING = (
+    "predict",
+    "classification",
+    "regression",
+    "inference",
+    "get_model_metadata",
+    "get_model_status",
+    "model_management",
+)
 
 
 def described(message: Any) -> dict[str, Any]:
@@ -45,7 +53,7 @@ def test_they_are_tensorflow_servings_field_by_field() -> None:
     for name in (*(f"apis.{one}" for one in SERVING), "config.model_server_config"):
         theirs.update(import_module(f"tensorflow_serving.{name}_pb2").DESCRIPTOR.message_types_by_name)
     common = theirs.keys() & messages.NAMES.keys()
-    assert len(common) == 11
+    assert len(common) == 17
     for name in sorted(common):
         assert described(getattr(messages, name).DESCRIPTOR) == described(theirs[name])
 
@@ -80,5 +88,5 @@ assert not found, found
 
 
 def test_there_are_no_others() -> None:
-    with pytest.raises(AttributeError, match="RegressionRequest"):
-        _ = messages.RegressionRequest
+    with pytest.raises(AttributeError, match="SessionRunRequest"):
+        _ = messages.SessionRunRequest

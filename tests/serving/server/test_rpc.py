@@ -103,7 +103,7 @@ def test_what_is_too_large_is_refused(ask: Any, running: Running) -> None:
     assert not running.server.open
 
 
-@pytest.mark.parametrize("path", ["/tensorflow.serving.PredictionService/Classify", "/x/y", "/"])
+@pytest.mark.parametrize("path", ["/tensorflow.serving.PredictionService/Explain", "/x/y", "/"])
 def test_an_unknown_method_is_unimplemented(running: Running, path: str) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(path)(b"", timeout=20)

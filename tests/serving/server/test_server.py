@@ -232,7 +232,7 @@ def raw(**inputs: Any) -> bytes:
 BYTES = rows(2).tobytes()
 HOSTILE = {
     "no message": (b"\xff\xff\xff\xff", "INVALID_ARGUMENT", "no PredictRequest"),
-    "nothing": (b"", "NOT_FOUND", "Servable not found"),
+    "nothing": (b"", "INVALID_ARGUMENT", "ModelSpec has no name specified"),
     "shape larger than the content": (raw(x=tensor(1, (3, 64), BYTES)), "INVALID_ARGUMENT", "512 bytes came"),
     "negative size": (raw(x=tensor(1, (-2, 64), BYTES)), "INVALID_ARGUMENT", "negative"),
     "two negative sizes": (raw(x=tensor(1, (-2, -64), BYTES)), "INVALID_ARGUMENT", "negative"),
