@@ -22,7 +22,7 @@ _PACKAGES = {
     "tensorflow": "TensorProto SignatureDef",
     "tensorflow.serving": (
         "PredictRequest PredictResponse GetModelMetadataRequest GetModelMetadataResponse SignatureDefMap GetModelStatusRequest "
-        "GetModelStatusResponse ModelVersionStatus ModelServerConfig ReloadConfigRequest ReloadConfigResponse BatchingParameters"
+        "GetModelStatusResponse ModelVersionStatus ModelServerConfig ReloadConfigRequest ReloadConfigResponse BatchingParameters SSLConfig"
     ),
     "grpc.health.v1": "HealthCheckRequest HealthCheckResponse",
     "inference": " ".join(f"{method}Request {method}Response" for method in OPEN_METHODS),

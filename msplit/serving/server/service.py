@@ -24,6 +24,7 @@ from msplit.errors import DeviceLost
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
+from msplit.serving.server.access import Tokens
 from msplit.serving.server.logs import LOG
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version, VersionState, known_as
@@ -172,6 +173,7 @@ class Service:
         as_content: True to put values of answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself; None: any time.
         access: Share of the requests that are logged.
+        tokens: Tokens of which requests need one; None: they need none.
         leaving: Set when clients are to go elsewhere: it is not ready, and goes on answering.
         stopping: Set when the server takes no more requests.
         lost: The GPU that failed, if one did: the server then stops, for only another process can go on.
@@ -187,6 +189,7 @@ class Service:
     as_content: bool = False
     timeout: float | None = None
     access: float = 0.0
+    tokens: Tokens | None = None
     leaving: threading.Event = field(default_factory=threading.Event)
     stopping: threading.Event = field(default_factory=threading.Event)
     lost: list[DeviceLost] = field(default_factory=list)
@@ -208,6 +211,10 @@ class Service:
     def ready(self) -> bool:
         """True while it takes requests and can answer them."""
         return self.takes and self.models.ready
+
+    def allows(self, header: str | None) -> bool:
+        """True where a request may come in, given its ``authorization`` header."""
+        return self.tokens is None or self.tokens.allow(header or "")
 
     @property
     def takes(self) -> bool:
