@@ -23,6 +23,7 @@ import click
 from msplit import escape
 from msplit.cli import options, output
 from msplit.cli.engine_options import PLACE, WHAT, PoolOptions, SharedEngine
+from msplit.cli.flags import notes, with_flags
 from msplit.cli.keys import key, option, together
 from msplit.cli.output import say
 from msplit.progress import telling
@@ -192,6 +193,7 @@ def _dashes(token: str) -> str:
     return token.replace("_", "-")
 
 
+@with_flags
 @click.command(context_settings={"token_normalize_func": _dashes})
 @click.argument("models", nargs=-1, type=options.PATH)
 @together
@@ -217,6 +219,8 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
         closing(opener) as opened,
         run.answering(opened.models, where, ports) as server,
     ):
+        for note in notes(click.get_current_context()):
+            logs.LOG.info(note)
         logs.LOG.info("listening, not ready: models are being opened")
         with telling() as tell:
             opened.start(configs, tell)
