@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
@@ -29,6 +29,13 @@ from msplit.serving.server.logs import LOG
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version, VersionState, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
+
+try:
+    from opentelemetry import propagate, trace
+
+    tracer = trace.get_tracer("msplit", __version__)
+except ModuleNotFoundError:  # requests are not traced
+    tracer = None
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -312,7 +319,18 @@ class RequestContext:
         if service.access and random.random() < service.access:
             done = {"protocol": protocol, "status": status, "seconds": round(seconds, 6)}
             LOG.info("%s", method[:_LONGEST_PATH], extra={**self.about, **done})
+        if tracer is not None:
+            self._trace(method[:_LONGEST_PATH], protocol, status, seconds)
         self.leave()
+
+    def _trace(self, name: str, protocol: str, status: str, seconds: float) -> None:
+        """Tells OpenTelemetry of the request as a span, whose parent is that of its ``traceparent``."""
+        end, about = time_ns(), {**self.about, "protocol": protocol, "status": status}
+        begin, parent = end - round(seconds * 1e9), propagate.extract(self.headers)
+        span = tracer.start_span(name, parent, trace.SpanKind.SERVER, about, start_time=begin)
+        if status != "OK":
+            span.set_status(trace.StatusCode.ERROR, status)
+        span.end(end)
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """Finds the version of a model; see `Models.find`.
