@@ -161,7 +161,7 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
     context = RequestContext(service, service.timeout, headers=traces)
     try:
         # By the path that was routed: that of `request.url` is made with the client's Host header.
-        if request.scope["path"] not in (*_LIVE, *_READY) and not service.allows(request.headers.get("authorization")):
+        if not service.allows(request.headers) and request.scope["path"] not in (*_LIVE, *_READY):
             raise Refusal(StatusCode.UNAUTHENTICATED, _UNKNOWN_CLIENT)
         document = await handler(HttpCall(context, request, most))
         if isinstance(document, BinaryAnswer):
@@ -188,7 +188,7 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
 
 
 async def _metrics(service: Service, request: Request) -> Response:
-    if not service.allows(request.headers.get("authorization")):
+    if not service.allows(request.headers):
         return Response(_UNKNOWN_CLIENT, 401, _CHALLENGES[StatusCode.UNAUTHENTICATED])
     data, kind = await asyncio.to_thread(service.metrics.text, request.headers.get("accept", ""))
     return Response(data, media_type=kind)

@@ -186,7 +186,7 @@ class GrpcServer:
         most: Bytes of the largest request.
         drive: Does what is to be done for requests that are not answered yet. True while there is any.
         health: Answers a HealthCheckRequest for `WATCH`, in bytes.
-        allow: True where a call may come in: its path and its ``authorization`` header. Its bytes are not read before.
+        allow: True where a call may come in, given its path and its headers as pairs; its bytes are not read before. None: all may.
         options: Further settings of gRPC, by name.
 
     Attributes:
@@ -203,7 +203,7 @@ class GrpcServer:
         most: int,
         drive: Callable[[], bool] = lambda: False,
         health: Callable[[bytes], bytes] = lambda data: data,
-        allow: Callable[[str, str | None], bool] = lambda path, header: True,
+        allow: Callable[[str, Any], bool] | None = None,
         options: Sequence[tuple[str, int | str]] = (),
     ) -> None:
         every = [
@@ -213,7 +213,7 @@ class GrpcServer:
             *_LIMITS,
             *options,
         ]
-        self._allow = allow
+        self._allow = allow or (lambda path, headers: True)
         self._take, self._stopping, self._drive, self._port = take, stopping, drive, 0
         self.health, self._looked = health, 0.0
         self.open: dict[GrpcCall, bool] = {}
@@ -282,7 +282,7 @@ class GrpcServer:
         if path is None:
             call.fail(_UNIMPLEMENTED, "Method not found!")
             return
-        if path not in OPEN_TO_ALL and not self._allow(path, dict(event.invocation_metadata).get("authorization")):
+        if not self._allow(path, event.invocation_metadata):
             call.fail(_UNAUTHENTICATED, "a bearer token is needed that the server knows")
             return
         left = details.deadline - time.time()

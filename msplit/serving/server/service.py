@@ -219,9 +219,9 @@ class Service:
         """True while it takes requests and can answer them."""
         return self.takes and self.models.ready
 
-    def allows(self, header: str | None) -> bool:
-        """True where a request may come in, given its ``authorization`` header."""
-        return self.tokens is None or self.tokens.allow(header or "")
+    def allows(self, headers: Mapping[str, str]) -> bool:
+        """True where a request may come in, given its headers."""
+        return self.tokens is None or self.tokens.allow(headers.get("authorization", ""))
 
     @property
     def takes(self) -> bool:
