@@ -151,15 +151,15 @@ class Answering:
         Raises:
             MsplitError: It can not.
         """
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGHUP)
-            attended = self._before is not signal.SIG_IGN and _has_terminal()
-            signal.signal(signal.SIGHUP, lambda number, frame: self._hang_up(attended))
         self._thread = threading.Thread(target=self._serve, args=(ports,), name="msplit-server", daemon=True)
         self._thread.start()
         self._listening.wait()
         if self._failed:
             raise self._failed[0]
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGHUP)
+            attended = self._before is not signal.SIG_IGN and _has_terminal()
+            signal.signal(signal.SIGHUP, lambda number, frame: self._hang_up(attended))
 
     def wait(self, ready: Callable[[], None]) -> None:
         """Waits until SIGTERM or SIGINT comes and what is in flight is answered; a second one ends it at once.
