@@ -235,7 +235,8 @@ def _require() -> None:
     missing = lacking_to_serve()
     if missing:
         raise MsplitError(f"serving takes what is not installed here: {', '.join(missing)}", fix=INSTALL_SERVING)
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it writes a line, which is no JSON, for each client without TLS
+    # Else it writes a line, which is no JSON, for each client without TLS.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def _say(models: Models, where: Listening, say: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from msplit.errors import LoadError
-from msplit.formats.files import read_file
+from msplit.formats.files import read_bytes, read_file
 from msplit.serving.server import messages
 from msplit.serving.server.config import parsed
 
@@ -100,18 +100,18 @@ class Certificates:
             LoadError: It is.
         """
         config = parsed(self._path, messages.SSLConfig(), _EXAMPLE, secret=True)
-        key, certificate, authority = map(self._pem, (config.server_key, config.server_cert, config.custom_ca))
-        if not (key and certificate):
+        if not (config.server_key and config.server_cert):
             raise self._wrong("lacks server_key or server_cert", "give both")
-        if config.client_verify and not authority:
+        if config.client_verify and not config.custom_ca:
             raise self._wrong("has client_verify and no custom_ca", "give the certificates that sign those of clients")
         if self._verify not in (None, config.client_verify):
             raise self._wrong("changes client_verify, which stays while the server runs", "start it anew")
         try:
+            key, certificate, authority = map(self._pem, (config.server_key, config.server_cert, config.custom_ca))
             self.context.now = _context(key, certificate, authority, config.client_verify)
-        except (ssl.SSLError, ValueError) as problem:
-            why = getattr(problem, "reason", None) or "no PEM"
-            fix = "give a key without a passphrase, its certificate with those between it and its authority, all in PEM"
+        except (OSError, EOFError, ValueError) as problem:  # SSLErrors, too; a value is not said: it may be the key
+            why = getattr(problem, "reason", None) or getattr(problem, "strerror", None) or "no PEM"
+            fix = "give PEM, or names of files with it: a key without a passphrase, and its certificate with those above it"
             raise self._wrong(f"key and certificates can not be used: {why}", fix) from None
         self._verify = config.client_verify
         self._fresh: Any = grpc.ssl_server_certificate_configuration([(key, certificate)], authority or None)
@@ -131,7 +131,7 @@ class Certificates:
     def _pem(self, value: str) -> bytes:
         """PEM of a value, which is that, or the name of a file, from the folder of the configuration."""
         if value and _PEM not in value:
-            value = read_file(self._path.parent / value, _MOST, what="key or certificate", fix="write it as PEM")
+            return read_bytes(self._path.parent / value, _MOST)
         return value.encode()
 
 

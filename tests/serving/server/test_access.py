@@ -296,13 +296,16 @@ def test_configurations_of_tls_that_are_of_no_use(pems: Path, tmp_path: Path) ->
         (f"server_key: '{pems}/second_server.key' {crt}", "KEY_VALUES_MISMATCH"),
         (f"server_key: '{locked}' {crt}", "can not be used"),
         (f"server_key: '-----BEGIN nonsense' {crt}", "can not be used"),
-        (f"server_key: 'nowhere' {crt}", "can not be read"),
+        (f"server_key: 'nowhere' {crt}", "can not be used: No such file"),
+        (f"server_key: '{pems}' {crt}", "can not be used"),
+        (whole.replace("-----BEGIN", "-----BEGI"), "can not be used"),
+        (f"server_key: 'secret {'MHcCAQEEI' * 9}' {crt}", "can not be used: No such file"),
         ("server_keyy: '-----BEGIN secret'", "is no SSLConfig"),
     ):
         file.write_text(text)
         with pytest.raises(MsplitError, match=said) as caught:
             access.Certificates(file)
-        assert not [line for line in str(caught.value).splitlines() if "secret" in line or "BEGIN" in line]
+        assert not [secret for secret in ("secret", "BEGI", "MHcC") if secret in str(caught.value)]
 
 
 # --- SIGHUP
