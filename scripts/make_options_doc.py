@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from msplit.cli.flags import flags as all_flags
 from msplit.cli.keys import Keys
 from msplit.cli.main import COMMANDS, cli
 
@@ -28,12 +29,23 @@ a page for each task. All commands also take:
 _NUMBER = re.compile(r"(INTEGER|FLOAT)( RANGE)?$")
 """Click's words for a number."""
 
+FLAGS = """\
+### Flags of `tensorflow_model_server`
+
+What `msplit serve` does with each flag of TensorFlow Serving 2.21. What is accepted changes nothing, and is told in the log. Flags that are
+refused are accepted where they are off (`=false`, or nothing behind the equals sign).
+
+| flag | | |
+| --- | --- | --- |
+"""
+
 TABLE = "| option | meaning |\n| --- | --- |\n"
 
 
 def rows(command: click.Command, context: click.Context) -> dict[str, str]:
     """Each option of a command, as its help names it, with its meaning, its default and its range."""
-    options = [parameter for parameter in command.get_params(context) if isinstance(parameter, click.Option)]
+    every = [parameter for parameter in command.get_params(context) if isinstance(parameter, click.Option)]
+    options = [option for option in every if option.help or not option.hidden]
     found = {}
     for option in options:
         names, meaning = option.get_help_record(context) or (", ".join(option.opts), option.help or "")
@@ -41,6 +53,12 @@ def rows(command: click.Command, context: click.Context) -> dict[str, str]:
         if isinstance(option.type, Keys):
             found |= {_cell(f"{option.opts[0]} {key.text}"): _cell(key.meaning) for key in option.type.keys.values()}
     return found
+
+
+def flags(command: click.Command) -> str:
+    """Rows of the flags of tensorflow_model_server: what is done with each."""
+    helps = {option.name: option.help or "" for option in command.params if isinstance(option, click.Option)}
+    return "".join(f"| `--{one.name}` | {one.verdict} | {_cell(one.why or helps[one.name])} |\n" for one in all_flags())
 
 
 def _cell(text: str) -> str:
@@ -65,6 +83,8 @@ def page() -> str:
         )
         parts.append(f"## {name}\n\n    msplit {name} [OPTIONS] {arguments}".rstrip() + f"\n\n{summary}\n\n")
         parts.append(_table([row for row in options.items() if row not in everywhere]) + "\n")
+        if name == "serve":
+            parts.append(FLAGS + flags(command) + "\n")
     return "".join(parts).rstrip("\n") + "\n"
 
 

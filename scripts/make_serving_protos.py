@@ -35,7 +35,8 @@ SERVING = (
 NOTICE = """\
 messages.binpb holds descriptors of messages, compiled from .proto files of TensorFlow Serving {version}
 (https://github.com/tensorflow/serving), of TensorFlow, of Protocol Buffers (google/protobuf/*), and from the .proto files beside it, which
-have the names and numbers of the Open Inference Protocol, of gRPC's health checks and of TensorFlow Serving's batching parameters.
+have the names and numbers of the Open Inference Protocol, of gRPC's health checks, and of TensorFlow Serving's batching parameters and
+SSLConfig.
 
 Copyright The TensorFlow Authors. Licensed under the Apache License, Version 2.0; a copy is in the file LICENSE of msplit
 and at http://www.apache.org/licenses/LICENSE-2.0. Nothing was changed but the form: comments are not in it.

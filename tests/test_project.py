@@ -330,20 +330,22 @@ def test_all_that_is_imported_is_declared_and_the_other_way_round(budget: Module
         "keras": "tensorflow",
         "triton": "torch",
         "grpc": "grpcio",
+        "opentelemetry": "opentelemetry-api",
     }
     brought = {"triton-python-backend-utils"}  # by the server that imports us
     run = {"tf2onnx"}  # as a program
     needed = {normal(distributions.get(name, name)) for name in imported(budget)} - brought | run
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
-    assert needed == set(declared([*project["dependencies"], *extras["cuda"], *extras["serve"], *extras["onnx"]]))
+    of_extras = [one for extra in ("cuda", "serve", "onnx", "otel") for one in extras[extra]]
+    assert needed == set(declared([*project["dependencies"], *of_extras]))
 
 
 def test_the_exact_versions_are_in_the_ranges() -> None:
     exact = pins("constraints.txt")
     groups = PROJECT["dependency-groups"]
     extras = PROJECT["project"]["optional-dependencies"]
-    needed = [*PROJECT["project"]["dependencies"], *extras["serve"], *extras["onnx"]]
+    needed = [*PROJECT["project"]["dependencies"], *extras["serve"], *extras["onnx"], *extras["otel"]]
     for name, lowest in declared([*needed, *groups["test"], *groups["clients"], *groups["docs"]]).items():
         assert version(exact[name]) >= version(lowest), name
     assert exact["torch"] == "2.13.0"

@@ -322,7 +322,9 @@ class Sectioned(click.Command):
         """Writes them."""
         sections = {"Options": self.first, **SECTIONS, _ALIASES: (), _FURTHER: ()} if self.first else {"Options": ()}
         shown: dict[str, list[tuple[int, tuple[str, str]]]] = {title: [] for title in sections}
-        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        options = [
+            one for one in self.get_params(ctx) if isinstance(one, click.Option) and not (one.hidden and not one.help)
+        ]
         for one in options:
             title, place = _ALIASES, 0
             if (record := one.get_help_record(ctx)) is not None:

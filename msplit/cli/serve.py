@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import click
 from msplit import escape
 from msplit.cli import options, output
 from msplit.cli.engine_options import PLACE, WHAT, PoolOptions, SharedEngine
+from msplit.cli.flags import notes, with_flags
 from msplit.cli.keys import key, option, together
 from msplit.cli.output import say
 from msplit.progress import telling
@@ -121,6 +123,14 @@ class Batching:
         return given if self.batching_parameters_file is None else read_batching(self.batching_parameters_file, given)
 
 
+def _settings(text: str) -> tuple[tuple[str, int | str], ...]:
+    """Settings of gRPC, as in `grpc.max_connection_age_ms=2000,…`."""
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    if wrong := [name for name, equals, _ in pairs if not (name and equals)]:
+        raise ValueError(f"{wrong[0]!r}: write it as NAME=VALUE")
+    return tuple((name, int(value) if re.fullmatch(r"-?\d{1,9}", value) else value) for name, _, value in pairs)
+
+
 @dataclass(frozen=True)
 class Doors:
     """Where it listens."""
@@ -141,6 +151,11 @@ class Doors:
     enable_serialization_as_tensor_content: bool = option(
         **_switch(False), help="Answer in tensor_content, not in float_val and its kin."
     )
+    ssl_config_file: Path | None = option(hidden=True, help="TLS on both ports, by TensorFlow Serving's SSLConfig.")
+    token_file: Path | None = option(help="Bearer tokens, one on each line, of which a request needs one.")
+    grpc_channel_arguments: Sequence[tuple[str, int | str]] = option(
+        type=options.Parsed("name=value,…", _settings), default=(), hidden=True, help="Further settings of gRPC."
+    )
     log_format: str = key("--log", "Form of a line.", click.Choice(["text", "json"]), "text", name="format")
     access_log: float = key(
         "--log", "Share of the requests that are logged.", click.FloatRange(0, 1), 0.0, name="access"
@@ -151,12 +166,13 @@ class Doors:
 
         Raises:
             UsageError: It would listen nowhere.
+            MsplitError: A file of tokens or certificates is of no use.
         """
-        from msplit.serving.server.run import Listening
+        from msplit.serving.server import access, run
 
         if not self.port and not self.rest_api_port:
             raise click.UsageError("Both ports are 0: nobody could ask.")
-        return Listening(
+        return run.Listening(
             host=self.host,
             port=self.port,
             rest_port=self.rest_api_port,
@@ -166,6 +182,9 @@ class Doors:
             as_content=self.enable_serialization_as_tensor_content,
             timeout=self.timeout,
             access=self.access_log,
+            tokens=None if self.token_file is None else access.Tokens(self.token_file),
+            certificates=None if self.ssl_config_file is None else access.Certificates(self.ssl_config_file),
+            channel=self.grpc_channel_arguments,
         )
 
 
@@ -174,10 +193,11 @@ def _dashes(token: str) -> str:
     return token.replace("_", "-")
 
 
+@with_flags
 @click.command(context_settings={"token_normalize_func": _dashes})
 @click.argument("models", nargs=-1, type=options.PATH)
 @together
-def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching: Batching, doors: Doors) -> int:
+def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching: Batching, doors: Doors) -> None:
     """Answer requests for MODELS (models, builds, or folders of versions) until SIGTERM: over gRPC as TensorFlow Serving and as Triton do
     (KServe V2), over HTTP, with health checks and metrics for Prometheus.
 
@@ -199,11 +219,13 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
         closing(opener) as opened,
         run.answering(opened.models, where, ports) as server,
     ):
+        for note in notes(click.get_current_context()):
+            logs.LOG.info(note)
         logs.LOG.info("listening, not ready: models are being opened")
         with telling() as tell:
             opened.start(configs, tell)
         gc.freeze()  # to look through all of PyTorch for garbage takes 0.2 s, in which no request is answered; new versions bring some
-        return server.wait(lambda: _say(opened.models, where, logs.LOG.info if as_json else output.say))
+        server.wait(lambda: _say(opened.models, where, logs.LOG.info if as_json else output.say))
 
 
 def _require() -> None:
@@ -213,6 +235,8 @@ def _require() -> None:
     missing = lacking_to_serve()
     if missing:
         raise MsplitError(f"serving takes what is not installed here: {', '.join(missing)}", fix=INSTALL_SERVING)
+    # Else it writes a line, which is no JSON, for each client without TLS.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def _say(models: Models, where: Listening, say: Callable[[str], None]) -> None:
@@ -229,7 +253,7 @@ def _say(models: Models, where: Listening, say: Callable[[str], None]) -> None:
     doors = [
         f"{kind} on {where.host}:{port}" for kind, port in (("gRPC", where.port), ("HTTP", where.rest_port)) if port
     ]
-    say(f"ready: {' and '.join(doors)}")
+    say(f"ready: {' and '.join(doors)}{'' if where.certificates is None else ', with TLS'}")
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 from msplit.errors import LoadError
 from msplit.formats.build import is_build
-from msplit.formats.files import read_bytes
+from msplit.formats.files import read_file
 from msplit.serving.pool.settings import MAX_GROUPS, PoolSettings
 
 _LARGEST = 16 << 20
+_QUOTED = re.compile(r"""#[^\n]*|'(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+\"""", re.DOTALL)
+"""Comments and strings of protobuf's text format."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def read_models(path: Path) -> tuple[ModelConfig, ...]:
     from msplit.serving.server import messages
 
     example = "model_config_list { config { name: 'm' base_path: '/models/m' } }"
-    return listed_models(_parsed(path, messages.ModelServerConfig(), example), str(path))
+    return listed_models(parsed(path, messages.ModelServerConfig(), example), str(path))
 
 
 def listed_models(found: Any, where: str) -> tuple[ModelConfig, ...]:
@@ -119,6 +122,9 @@ def _model(config: Any, where: str) -> ModelConfig:
     if config.model_platform not in ("", "tensorflow"):
         what = f"model {config.name!r} is of the platform {config.model_platform!r}"
         raise LoadError(what, where=where, fix="serve TensorFlow's")
+    if config.HasField("logging_config"):  # TensorFlow Serving's own binary refuses it, too
+        what = f"model {config.name!r} has a logging_config: requests are not written to files"
+        raise LoadError(what, where=where, fix="take it out; --log access=0.01 logs that one of 100 was asked")
     policy = config.model_version_policy
     kind = policy.WhichOneof("policy_choice")
     if kind == "specific" and not policy.specific.versions:
@@ -140,7 +146,7 @@ def read_batching(path: Path, settings: PoolSettings) -> PoolSettings:
     """
     from msplit.serving.server import messages
 
-    found = _parsed(path, messages.BatchingParameters(), "max_batch_size { value: 64 }")
+    found = parsed(path, messages.BatchingParameters(), "max_batch_size { value: 64 }")
     if found.pad_variable_length_inputs:
         what = "asks to pad inputs of different lengths"
         raise LoadError(what, where=str(path), fix="take pad_variable_length_inputs out")
@@ -167,23 +173,27 @@ def read_batching(path: Path, settings: PoolSettings) -> PoolSettings:
 _WRAPPED = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
 
 
-def _parsed(path: Path, message: Any, example: str) -> Any:
-    """A file of protobuf's text format."""
+def parsed(path: Path, message: Any, example: str, *, secret: bool = False) -> Any:
+    """A file of protobuf's text format; as TensorFlow Serving has it, strings may go over several lines.
+
+    Args:
+        path: The file.
+        message: Message that is filled.
+        example: Text that would be right, for errors.
+        secret: True where errors must not quote the file.
+
+    Raises:
+        MsplitError: It can not be read, or is no such message.
+    """
     from google.protobuf import text_format
 
+    text = read_file(path, _LARGEST, what="configuration", fix=f"write {example}")
+    text = _QUOTED.sub(lambda part: part[0] if part[0][0] == "#" else part[0].replace("\n", "\\n"), text)
     try:
-        text = read_bytes(path, _LARGEST).decode()
-    except OSError as problem:
-        what = f"can not be read: {problem.strerror or problem}"
-        raise LoadError(what, where=str(path), fix="check the path") from problem
-    except (EOFError, UnicodeDecodeError) as problem:
-        what = "is no text" if isinstance(problem, UnicodeDecodeError) else f"has more than {_LARGEST >> 20} MiB"
-        raise LoadError(what, where=str(path), fix=f"write {example}") from None
-    try:
-        text_format.Parse(text, message)
+        return text_format.Parse(text, message)
     except (text_format.ParseError, RecursionError, ValueError) as problem:
-        raise LoadError(f"can not be read: {problem}", where=str(path), fix=f"write, for example, {example}") from None
-    return message
+        what = f"is no {message.DESCRIPTOR.name}" if secret else f"can not be read: {problem}"
+        raise LoadError(what, where=str(path), fix=f"write, for example, {example}") from None
 
 
 def distinct(models: Sequence[ModelConfig]) -> None:

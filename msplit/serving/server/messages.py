@@ -23,7 +23,8 @@ _PACKAGES = {
     "tensorflow.serving": (
         "PredictRequest PredictResponse GetModelMetadataRequest GetModelMetadataResponse SignatureDefMap GetModelStatusRequest "
         "GetModelStatusResponse ModelVersionStatus ModelServerConfig ReloadConfigRequest ReloadConfigResponse BatchingParameters "
-        "ClassificationRequest ClassificationResponse RegressionRequest RegressionResponse MultiInferenceRequest MultiInferenceResponse"
+        "ClassificationRequest ClassificationResponse RegressionRequest RegressionResponse MultiInferenceRequest MultiInferenceResponse "
+        "SSLConfig"
     ),
     "grpc.health.v1": "HealthCheckRequest HealthCheckResponse",
     "inference": " ".join(f"{method}Request {method}Response" for method in OPEN_METHODS),

@@ -114,8 +114,9 @@ class Status:
 
 
 Control = Callable[[str, Any, Any], Future[Any]]
-"""Changes what is served: takes what to do (``reload`` with a ModelServerConfig, in place of all models; ``load`` or ``unload`` with the
-name of a model) and the result of the future that it returns. Futures that raise `Refusal` have changed nothing."""
+"""Changes what is served: takes what to do (``reload`` with a ModelServerConfig, in place of all models; ``reread`` with None, the same
+with what the server was configured with; ``load`` or ``unload`` with the name of a model) and the result of the future that it returns.
+Futures that raise `Refusal` have changed nothing."""
 
 
 @dataclass

@@ -33,6 +33,10 @@ _JSON = 8
 _BINARY = "inference-header-content-length"
 _DEFLATED = ("gzip", "x-gzip", "deflate")
 _GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))")
+_LIVE = ("/v2/health/live", "/livez", "/healthz")
+_READY = ("/v2/health/ready", "/readyz")
+_CHALLENGES = {StatusCode.UNAUTHENTICATED: {"www-authenticate": "Bearer"}}
+_UNKNOWN_CLIENT = "a bearer token is needed that the server knows"
 _COMPRESSED = 1 << 15
 """Bytes from which on an answer is compressed, for clients that take gzip."""
 
@@ -139,8 +143,8 @@ def app(service: Service, most: int) -> Starlette:
             *(route(f"{path}/ready", _ready, "GET") for path in v2),
             *(route(path, _open_model, "GET") for path in v2),
             route("/v2", _open_server, "GET"),
-            *(route(path, _live, "GET") for path in ("/v2/health/live", "/livez", "/healthz")),
-            *(route(path, _ready, "GET") for path in ("/v2/health/ready", "/readyz")),
+            *(route(path, _live, "GET") for path in _LIVE),
+            *(route(path, _ready, "GET") for path in _READY),
             route("/v2/repository/index", _index, "POST"),
             route("/v2/repository/models/{model}/load", partial(_change, "Load"), "POST"),
             route("/v2/repository/models/{model}/unload", partial(_change, "Unload"), "POST"),
@@ -157,6 +161,9 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
     kind = "application/json"
     context = RequestContext(service, service.timeout, headers=traces)
     try:
+        # By the path that was routed: that of `request.url` is made with the client's Host header.
+        if not service.allows(request.headers) and request.scope["path"] not in (*_LIVE, *_READY):
+            raise Refusal(StatusCode.UNAUTHENTICATED, _UNKNOWN_CLIENT)
         document = await handler(HttpCall(context, request, most))
         if isinstance(document, BinaryAnswer):
             content, kind = document.data, "application/octet-stream"
@@ -171,7 +178,7 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
         content, status, name = b"", StatusCode.CANCELLED.http, StatusCode.CANCELLED.name
     except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
         why = told(context, problem)
-        headers, kind = traces, "application/json"
+        headers, kind = {**traces, **_CHALLENGES.get(why.code, {})}, "application/json"
         content, status, name = json.dumps({"error": why.said}).encode(), why.code.http, why.code.name
     finally:
         context.leave()
@@ -182,6 +189,8 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
 
 
 async def _metrics(service: Service, request: Request) -> Response:
+    if not service.allows(request.headers):
+        return Response(_UNKNOWN_CLIENT, 401, _CHALLENGES[StatusCode.UNAUTHENTICATED])
     data, kind = await asyncio.to_thread(service.metrics.text, request.headers.get("accept", ""))
     return Response(data, media_type=kind)
 

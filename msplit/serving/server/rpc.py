@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from grpc._cython import cygrpc
@@ -37,11 +37,13 @@ PATHS = (
     f"{_HEALTH}Check",
 )
 """Methods that have one answer."""
+OPEN_TO_ALL = (f"{_HEALTH}Check", WATCH, f"{_OPEN}ServerLive", f"{_OPEN}ServerReady")
+"""Methods that tell the health of a server: who asks needs no token."""
 SERVICES = ("", *dict.fromkeys(path.split("/")[1] for path in PATHS))
 """Services whose health can be asked for."""
 
 _KNOWN = {path.encode(): path for path in (*PATHS, WATCH)}
-_INVALID_ARGUMENT, _UNIMPLEMENTED = 3, 12
+_INVALID_ARGUMENT, _UNIMPLEMENTED, _UNAUTHENTICATED = 3, 12, 16
 
 _LIMITS = (
     ("grpc.server_handshake_timeout_ms", 10_000),  # who connects says what it speaks by then
@@ -184,6 +186,8 @@ class GrpcServer:
         most: Bytes of the largest request.
         drive: Does what is to be done for requests that are not answered yet. True while there is any.
         health: Answers a HealthCheckRequest for `WATCH`, in bytes.
+        allow: True where a call may come in, given its path and its headers as pairs; its bytes are not read before. None: all may.
+        options: Further settings of gRPC, by name.
 
     Attributes:
         open: Calls that are not answered, and True for those that came before the server was to stop.
@@ -199,28 +203,32 @@ class GrpcServer:
         most: int,
         drive: Callable[[], bool] = lambda: False,
         health: Callable[[bytes], bytes] = lambda data: data,
+        allow: Callable[[str, Any], bool] | None = None,
+        options: Sequence[tuple[str, int | str]] = (),
     ) -> None:
-        options = [
+        every = [
             ("grpc.max_receive_message_length", most),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # anybody else's on the same port would take a part of the requests
             *_LIMITS,
+            *options,
         ]
+        self._allow = allow or (lambda path, headers: True)
         self._take, self._stopping, self._drive, self._port = take, stopping, drive, 0
         self.health, self._looked = health, 0.0
         self.open: dict[GrpcCall, bool] = {}
         self.watchers: dict[HealthWatch, None] = {}
         self.lock, self.over = threading.RLock(), False
         self._young: deque[GrpcCall] = deque()
-        self._queue, self._server = cygrpc.CompletionQueue(), cygrpc.Server(options, False)
+        self._queue, self._server = cygrpc.CompletionQueue(), cygrpc.Server(every, False)
         self._server.register_completion_queue(self._queue)
         self._thread: threading.Thread | None = None
 
-    def start(self, host: str, port: int) -> bool:
-        """Begins to listen. False if the port is taken."""
+    def start(self, host: str, port: int, credentials: Any = None) -> bool:
+        """Begins to listen, with TLS where there are credentials for it. False if the port is taken."""
         try:
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            self._port = self._server.add_http2_port(where.encode())
+            self._port = self._server.add_http2_port(where.encode(), credentials)
         except RuntimeError:
             return False
         if self._port:
@@ -273,6 +281,9 @@ class GrpcServer:
         self.open[call] = path != WATCH and not self._stopping.is_set()
         if path is None:
             call.fail(_UNIMPLEMENTED, "Method not found!")
+            return
+        if not self._allow(path, event.invocation_metadata):
+            call.fail(_UNAUTHENTICATED, "a bearer token is needed that the server knows")
             return
         left = details.deadline - time.time()
         call.receive(lambda event: self._came(call, event, None if left > _NO_DEADLINE else left))

@@ -10,7 +10,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,14 +19,16 @@ import uvicorn
 
 from msplit.errors import MsplitError
 from msplit.serving.server import rest, rpc
+from msplit.serving.server.access import Certificates, Tokens
 from msplit.serving.server.exchange import health_of, take
 from msplit.serving.server.logs import LOG
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models
 from msplit.serving.server.service import Service
+from msplit.serving.server.tensors import Refusal, StatusCode
 
-_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_HUNG_UP = 128 + signal.SIGHUP
+_ENDS = (signal.SIGTERM, signal.SIGINT)
+_TERMINAL = "/dev/tty"
 _LOOK = 0.5
 """Seconds between two looks whether a GPU has failed: nobody may ask just then."""
 _BACKLOG = 2048
@@ -52,6 +54,9 @@ class Listening:
         as_content: True to put values of TensorFlow Serving's answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself.
         access: Share of the requests that are logged.
+        tokens: Tokens of which requests need one; None: they need none.
+        certificates: Certificates for TLS; None: there is none.
+        channel: Further settings of gRPC, by name.
     """
 
     host: str = "127.0.0.1"
@@ -63,6 +68,9 @@ class Listening:
     as_content: bool = False
     timeout: float | None = None
     access: float = 0.0
+    tokens: Tokens | None = None
+    certificates: Certificates | None = None
+    channel: Sequence[tuple[str, int | str]] = ()
 
 
 @contextlib.contextmanager
@@ -109,7 +117,9 @@ def answering(models: Models, where: Listening, ports: dict[int, socket.socket])
     Raises:
         MsplitError: It can not listen.
     """
-    server = Answering(Service(models, Metrics(models), where.as_content, where.timeout, access=where.access), where)
+    metrics = Metrics(models)
+    service = Service(models, metrics, where.as_content, where.timeout, access=where.access, tokens=where.tokens)
+    server = Answering(service, where)
     server.start(ports)
     try:
         yield server
@@ -128,6 +138,8 @@ class Answering:
     def __init__(self, service: Service, where: Listening) -> None:
         self._service, self._where = service, where
         self._came: list[int] = []
+        self._reloading = threading.Lock()
+        self._before: Any = None
         self._listening = threading.Event()
         self._failed: list[BaseException] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -144,15 +156,16 @@ class Answering:
         self._listening.wait()
         if self._failed:
             raise self._failed[0]
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGHUP)
+            attended = self._before is not signal.SIG_IGN and _has_terminal()
+            signal.signal(signal.SIGHUP, lambda number, frame: self._hang_up(attended))
 
-    def wait(self, ready: Callable[[], None]) -> int:
-        """Waits until SIGTERM, SIGINT or SIGHUP comes and what is in flight is answered; a second one ends it at once.
+    def wait(self, ready: Callable[[], None]) -> None:
+        """Waits until SIGTERM or SIGINT comes and what is in flight is answered; a second one ends it at once.
 
         Args:
             ready: Called when signals are heard. Models are ready by then.
-
-        Returns:
-            The exit code: 0, and 129 where the terminal went away, so that whoever watches the server knows that nobody wanted it to end.
 
         Raises:
             DeviceLost: The GPU has failed.
@@ -171,7 +184,6 @@ class Answering:
             raise self._failed[0]
         if self._service.lost:
             raise self._service.lost[0]
-        return _HUNG_UP if signal.SIGHUP in self._came else 0
 
     def end(self) -> None:
         """Ends it without delay, if it has not ended."""
@@ -179,6 +191,39 @@ class Answering:
             self._service.stopping.set()
             self._stop(0)
             self._thread.join()
+        if self._before is not None:
+            signal.signal(signal.SIGHUP, self._before)
+
+    def _hang_up(self, attended: bool) -> None:
+        """Reloads what can be, at SIGHUP; called in the main thread.
+
+        Args:
+            attended: True where the server was begun at a terminal. Where that is gone the signal does what it did before, which is to end
+                the process: nobody wanted it to outlive its terminal.
+        """
+        if attended and not _has_terminal():
+            signal.signal(signal.SIGHUP, self._before)
+            signal.raise_signal(signal.SIGHUP)
+        else:
+            threading.Thread(target=self._reload, name="msplit-reload", daemon=True).start()
+
+    def _reload(self) -> None:
+        """Reads again what the server was configured with. What is wrong is told, and stays as it was."""
+        control, proofs = self._service.models.control, (self._where.tokens, self._where.certificates)
+        sources: dict[str, Callable[[], object]] = {one.what: one.read for one in proofs if one is not None}
+        if control is not None:
+            sources["models"] = lambda: control("reread", None, None).result()
+        with self._reloading:
+            LOG.info("reloading: SIGHUP came")
+            for what, read in sources.items():
+                try:
+                    read()
+                except (MsplitError, Refusal) as problem:
+                    LOG.warning("reloading: %s stay as they were: %s", what, " ".join(str(problem).split("\n")))
+                except Exception:  # noqa: BLE001  whatever it is, the others are read
+                    LOG.exception("reloading: %s stay as they were", what)
+                else:
+                    LOG.info("reloading: %s are as configured now", what)
 
     def _stop(self, number: int) -> None:
         """Has it end; called in the main thread by a signal, 0 for none."""
@@ -233,6 +278,13 @@ class Answering:
                 await door.close()
 
 
+def _has_terminal() -> bool:
+    """True where this process has a terminal, which is still there."""
+    with contextlib.suppress(OSError), open(_TERMINAL):
+        return True
+    return False
+
+
 def loop_factory() -> Callable[[], Any] | None:
     """Factory of event loops: uvloop if installed, which takes a quarter less time per request."""
     try:
@@ -251,16 +303,24 @@ class _Grpc:
     """gRPC in a thread of this process."""
 
     def __init__(self, service: Service, where: Listening) -> None:
-        self._where = where
-        self._server = rpc.GrpcServer(
-            partial(take, service), service.stopping, where.most, service.drive, partial(health_of, service)
-        )
+        self._service, self._where = service, where
+        ask, health = partial(take, service), partial(health_of, service)
+        allow = self._allow if where.tokens is not None else None
+        self._server = rpc.GrpcServer(ask, service.stopping, where.most, service.drive, health, allow, where.channel)
+
+    def _allow(self, path: str, headers: Iterable[tuple[str, Any]]) -> bool:
+        """True where a call may come in; else it is counted."""
+        if path in rpc.OPEN_TO_ALL or self._service.allows(dict(headers)):
+            return True
+        self._service.metrics.count(None, path.split("/")[1], StatusCode.UNAUTHENTICATED.name, 0.0)
+        return False
 
     async def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen."""
         where = self._where
         ports[where.port].close()
-        if not self._server.start(where.host, where.port):
+        credentials = None if where.certificates is None else where.certificates.credentials()
+        if not self._server.start(where.host, where.port, credentials):
             what = f"can not listen on port {where.port} of {where.host}: somebody took it meanwhile"
             raise MsplitError(what, fix="choose another with --port")
 
@@ -273,10 +333,12 @@ class _Grpc:
         await self._server.end()
 
 
-async def _refuse(connection: socket.socket) -> None:
-    """Refuses what a connection asks for that nobody else will read."""
+async def _refuse(connection: socket.socket, plain: bool) -> None:
+    """Refuses what a connection asks for that nobody else will read. With TLS it is only closed, since it would not understand that."""
     loop = asyncio.get_running_loop()
     with connection, contextlib.suppress(OSError, TimeoutError):
+        if not plain:
+            return
         connection.setblocking(False)
         await asyncio.wait_for(loop.sock_recv(connection, 1 << 16), _NOTICE)
         await loop.sock_sendall(connection, _STOPPING)
@@ -297,6 +359,9 @@ class _Http(uvicorn.Server):
             timeout_graceful_shutdown=max(1, round(where.grace)),
             limit_concurrency=_MOST_CONNECTIONS,
         )
+        if where.certificates is not None:
+            config.load()  # which would set it
+            config.ssl = where.certificates.context
         super().__init__(config)
         self._since: dict[Any, tuple[Any, float]] = {}
         self._port = where.rest_port
@@ -332,7 +397,7 @@ class _Http(uvicorn.Server):
             with door, contextlib.suppress(BlockingIOError):
                 while True:
                     queued.append(door.accept()[0])
-        refusals = asyncio.gather(*map(_refuse, queued))
+        refusals = asyncio.gather(*(_refuse(connection, self.config.ssl is None) for connection in queued))
         over = asyncio.get_running_loop().time() + _NOTICE
         while self.server_state.connections and asyncio.get_running_loop().time() < over:
             await asyncio.sleep(0.01)

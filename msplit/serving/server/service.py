@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
@@ -24,10 +24,18 @@ from msplit.errors import DeviceLost
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
+from msplit.serving.server.access import Tokens
 from msplit.serving.server.logs import LOG
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models, Signature, Version, VersionState, known_as
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid, is_internal, refusal
+
+try:
+    from opentelemetry import propagate, trace
+
+    tracer = trace.get_tracer("msplit", __version__)
+except ModuleNotFoundError:  # requests are not traced
+    tracer = None
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -174,6 +182,7 @@ class Service:
         as_content: True to put values of answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself; None: any time.
         access: Share of the requests that are logged.
+        tokens: Tokens of which requests need one; None: they need none.
         leaving: Set when clients are to go elsewhere: it is not ready, and goes on answering.
         stopping: Set when the server takes no more requests.
         lost: The GPU that failed, if one did: the server then stops, for only another process can go on.
@@ -189,6 +198,7 @@ class Service:
     as_content: bool = False
     timeout: float | None = None
     access: float = 0.0
+    tokens: Tokens | None = None
     leaving: threading.Event = field(default_factory=threading.Event)
     stopping: threading.Event = field(default_factory=threading.Event)
     lost: list[DeviceLost] = field(default_factory=list)
@@ -210,6 +220,10 @@ class Service:
     def ready(self) -> bool:
         """True while it takes requests and can answer them."""
         return self.takes and self.models.ready
+
+    def allows(self, headers: Mapping[str, str]) -> bool:
+        """True where a request may come in, given its headers."""
+        return self.tokens is None or self.tokens.allow(headers.get("authorization", ""))
 
     @property
     def takes(self) -> bool:
@@ -307,7 +321,18 @@ class RequestContext:
         if service.access and random.random() < service.access:
             done = {"protocol": protocol, "status": status, "seconds": round(seconds, 6)}
             LOG.info("%s", method[:_LONGEST_PATH], extra={**self.about, **done})
+        if tracer is not None:
+            self._trace(method[:_LONGEST_PATH], protocol, status, seconds)
         self.leave()
+
+    def _trace(self, name: str, protocol: str, status: str, seconds: float) -> None:
+        """Tells OpenTelemetry of the request as a span, whose parent is that of its ``traceparent``."""
+        end, about = time_ns(), {**self.about, "protocol": protocol, "status": status}
+        begin, parent = end - round(seconds * 1e9), propagate.extract(self.headers)
+        span = tracer.start_span(name, parent, trace.SpanKind.SERVER, about, start_time=begin)
+        if status != "OK":
+            span.set_status(trace.StatusCode.ERROR, status)
+        span.end(end)
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """Finds the version of a model; see `Models.find`.

@@ -46,6 +46,7 @@ class StatusCode(Enum):
     UNIMPLEMENTED = (12, 501)
     INTERNAL = (13, 500)
     UNAVAILABLE = (14, 503)
+    UNAUTHENTICATED = (16, 401)
 
     @property
     def grpc(self) -> int:

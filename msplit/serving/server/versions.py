@@ -152,7 +152,8 @@ class Versions:
     def change(self, kind: str, what: Any, result: Any = None) -> Future[Any]:
         """Changes what is served; see `Control`."""
         done: Future[Any] = Future()
-        work = {"reload": self._reload, "load": self._load, "unload": self._unload}[kind]
+        kinds = {"reload": self._reload, "reread": self._reread_now, "load": self._load, "unload": self._unload}
+        work = kinds[kind]
         self._asked.put((done, partial(work, what), result))
         if self._over.is_set():
             self._refuse_all()
@@ -219,6 +220,12 @@ class Versions:
             self._complaints.pop("", None)
         except MsplitError as problem:
             self._complain("", _said(problem))
+
+    def _reread_now(self, _: Any) -> None:
+        """Takes what models are to be served, whether that was changed or not: their new versions, too."""
+        configs = self._read() or self._said
+        self._take(configs, self._tell)
+        self._said = configs
 
     def _do(self, done: Future[Any], work: Callable[[], None], result: Any) -> None:
         """Does what a client asked for."""

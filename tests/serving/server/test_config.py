@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from msplit.errors import LoadError
+from msplit.errors import LoadError, MsplitError
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.server.config import ModelConfig, distinct, read_batching, read_models
 from tests.cli.runner import SAMPLES, msplit
@@ -106,6 +106,10 @@ def test_tensorflow_servings_list_of_models(tmp_path: Path) -> None:
         ("", "has no model_config_list"),
         ("model_config_list { config { name: 'a' base_path: 'b' model_platform: 'onnx' } }", "platform 'onnx'"),
         ("model_config_list {" * 500, "can not be read"),
+        (
+            "model_config_list { config { name: 'a' base_path: 'b' logging_config { sampling_config { sampling_rate: 1 } } } }",
+            "model 'a' has a logging_config",
+        ),
     ],
 )
 def test_lists_of_models_that_are_none(tmp_path: Path, text: str, said: str) -> None:
@@ -120,7 +124,7 @@ def test_files_that_are_too_large_are_told(tmp_path: Path, read: Callable[[Path]
     file = tmp_path / "large"
     with file.open("wb") as out:
         out.truncate((16 << 20) + 1)
-    with pytest.raises(LoadError, match="has more than 16 MiB"):
+    with pytest.raises(MsplitError, match="longer than 16 MiB"):
         read(file)
 
 
@@ -163,7 +167,7 @@ def test_batching_that_can_not_be(tmp_path: Path, text: str, said: str) -> None:
         (["missing.pb"], "missing.pb: there is no such file or folder"),
         (["--model", "mmoe_small.pb"], "write it as NAME=PATH"),
         (["a.pb", "b.pb", "--model_name", "m"], "--model-name is for one model"),
-        (["--model_config_file", "missing.config"], "missing.config: can not be read: No such file"),
+        (["--model_config_file", "missing.config"], "missing.config: the configuration can not be read: No such file"),
         ([SAMPLES / "mmoe_small.pb", "--port", "0", "--rest_api_port", "0"], "Both ports are 0"),
         ([SAMPLES / "mmoe_small.pb", "--port", "9", "--rest_api_port", "9"], "both to be on port 9"),
         ([SAMPLES / "mmoe_small.pb", "--enable_batching=false"], "Requests share steps"),

@@ -386,6 +386,41 @@ def test_a_list_of_models_is_read_again(folder: Folder, caplog: pytest.LogCaptur
     assert caplog.text.count("the list of models") == 2
 
 
+def test_what_is_configured_is_taken_again_at_once(folder: Folder) -> None:
+    """Without a look at folders or the list in between: new versions, other models, and what a client has changed. Or nothing is."""
+    file = folder.path / "models.config"
+
+    def configured(*names: str) -> None:
+        text = "".join(f"config {{ name: '{name}' base_path: '{folder.path / name}' }}" for name in names)
+        file.write_text(f"model_config_list {{ {text} }}")
+
+    def numbers() -> dict[str, list[int]]:
+        return {name: sorted(versions) for name, versions in made.models.versions.items()}
+
+    configured("m")
+    made = Versions(folder.open, Polling(0.0, lambda: read_models(file)))
+    with contextlib.closing(made):
+        made.start(read_models(file), silent)
+        folder.add(2)
+        folder.add(1, name="n")
+        made.change("reread", None, "done").result(SOON)
+        assert numbers() == {"m": [2]}
+        configured("m", "n")
+        made.change("reread", None).result(SOON)
+        assert numbers() == {"m": [2], "n": [1]}
+        made.change("unload", "m").result(SOON)
+        made.change("reread", None).result(SOON)
+        assert numbers() == {"m": [2], "n": [1]}
+        for wrong in ("n", "o"), ("n", "n"), ():
+            configured(*wrong)
+            with pytest.raises(Refusal):
+                made.change("reread", None).result(SOON)
+            assert numbers() == {"m": [2], "n": [1]}
+    with Served(folder) as served:  # what no file says stays
+        served.versions.change("reread", None).result(SOON)
+        assert served.numbers() == [2]
+
+
 # --- The real server
 
 

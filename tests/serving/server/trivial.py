@@ -4,7 +4,8 @@ Doubles numbers. A row that begins with 1000 takes 0.3 s; one that begins with 2
 with 3000 the GPU fails, and at one that begins with 4000 it takes 0.3 s to do so: from then on every step fails, as it is with CUDA. A row
 that begins with 5000 is one that the model can not take.
 
-Keys: ``until``, a file whose model is opened when it is there; ``lame_duck`` and ``access`` as of `run.Listening`; ``log``, text or json.
+Keys: ``until``, a file whose model is opened when it is there; ``lame_duck`` and ``access`` as of `run.Listening`; ``log``, text or json;
+``tokens`` and ``tls``, files of `access.Tokens` and `access.Certificates`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import SimulatedSlot, StepSlot
-from msplit.serving.server import logs, run
+from msplit.serving.server import access, logs, run
 from msplit.serving.server.models import Models, Status, Version, VersionState, signature_of
 
 BATCHES = (1, 4)
@@ -73,7 +75,11 @@ def main() -> None:
     port, rest = map(int, sys.argv[1:3])
     told = dict(text.split("=", 1) for text in sys.argv[3:])
     numbers = {name: float(told[name]) for name in ("lame_duck", "access") if name in told}
-    where = run.Listening(port=port, rest_port=rest, grace=5.0, **numbers)
+    proofs = {
+        "tokens": access.Tokens(Path(told["tokens"])) if "tokens" in told else None,
+        "certificates": access.Certificates(Path(told["tls"])) if "tls" in told else None,
+    }
+    where = run.Listening(port=port, rest_port=rest, grace=5.0, **numbers, **proofs)
     logging = logs.logging_to(say, as_json=told["log"] == "json") if "log" in told else contextlib.nullcontext()
     with logging, pool() as made, run.held(where) as ports:
         models, only = (
@@ -86,7 +92,7 @@ def main() -> None:
                 while "until" in told and not os.path.exists(told["until"]):
                     time.sleep(0.01)
                 models.versions, models.opening = {"double": {1: Version("double", 1, {only.name: only})}}, ()
-                sys.exit(server.wait(lambda: say("ready:")))
+                server.wait(lambda: say("ready:"))
         except DeviceLost as problem:
             say(str(problem))
             sys.exit(2)
