@@ -1,4 +1,4 @@
-"""deploy: what the Dockerfile says, as `.ci/container` reads it, and its list of packages. That runs the steps and the server."""
+"""deploy: what its files say, held against each other and the server's options. `.ci/container` runs them, and knows their schemas."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import pytest
+import yaml
 
+from msplit.cli import serve
 from tests.cli.runner import ROOT, msplit
 
 DEPLOY = ROOT / "deploy"
 TEXT = (DEPLOY / "Dockerfile").read_text()
+KUBERNETES = (DEPLOY / "kubernetes.yaml").read_text()
 IGNORED = (DEPLOY / "Dockerfile.dockerignore").read_text()
 
 
@@ -41,6 +46,8 @@ def stages(container: ModuleType) -> dict[str, list[tuple[str, str]]]:
 
 
 def test_the_list_of_packages_is_up_to_date() -> None:
+    for name in ("grpc", "uvicorn", "starlette"):
+        pytest.importorskip(name)
     slim = script("scripts/make_slim.py")
     assert slim.TARGET.read_text("utf-8") == slim.page(), "run: python scripts/make_slim.py"
     assert not {"tensorflow", "keras", "torch"} & slim.needed()
@@ -97,3 +104,42 @@ def test_steps_are_shell_and_versions_are_those_that_are_tested(container: Modul
 def test_an_instruction_that_is_not_run_is_an_error(container: ModuleType, tmp_path: Path, line: str) -> None:
     with pytest.raises(ValueError, match="does not know"):
         container.Builder(tmp_path, borrow=False).build(line, "", "x")
+
+
+def manifests() -> dict[str, Any]:
+    return {f"{one['kind']} {one['metadata']['name']}": one for one in yaml.safe_load_all(KUBERNETES)}
+
+
+def test_a_pod_has_the_time_to_drain_and_is_asked_where_the_server_answers() -> None:
+    pod = manifests()["Deployment ranker"]["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    options = serve.command.make_context("serve", ["--host", "0.0.0.0", *server["args"]]).params
+    assert options["lame_duck"] + options["grace"] < pod["terminationGracePeriodSeconds"]
+    ready = server["readinessProbe"]
+    assert ready["periodSeconds"] * ready["failureThreshold"] + ready["timeoutSeconds"] < options["lame_duck"]
+    assert str(options["model_base_path"]) == f"/models/{options['model_name']}"
+    assert {one["containerPort"] for one in server["ports"]} == {options["port"], options["rest_api_port"]}
+    paths = {server[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
+    assert paths == {"/livez", "/readyz"}
+    pytest.importorskip("starlette")
+    from msplit.serving.server import rest
+
+    assert paths <= {route.path for route in rest.app(mock.Mock(), 1).routes}
+    assert pod["securityContext"]["runAsUser"] == 1000
+    assert {one["name"] for one in server["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+
+
+def test_services_the_monitor_and_envoy_find_the_pods() -> None:
+    found = manifests()
+    labels = found["Deployment ranker"]["spec"]["template"]["metadata"]["labels"]
+    for name in ("ranker", "ranker-pods"):
+        spec = found[f"Service {name}"]["spec"]
+        assert spec["selector"] == labels
+        assert {(one["name"], one["port"]) for one in spec["ports"]} == {("grpc", 8500), ("http", 8501)}
+    monitor = yaml.safe_load((DEPLOY / "servicemonitor.yaml").read_text())["spec"]
+    monitored = [one for one in found.values() if one["metadata"].get("labels") == monitor["selector"]["matchLabels"]]
+    assert [one["kind"] for one in monitored] == ["Deployment", "Service"]
+    assert [one["port"] for one in monitor["endpoints"]] == ["http"]
+    envoy = (DEPLOY / "envoy.yaml").read_text()
+    asked = re.findall(r"address: (ranker\S*), port_value: (\d+)", envoy)
+    assert asked == [("ranker-pods", "8500"), ("ranker-pods", "8501")]

@@ -1,16 +1,18 @@
 """Runs the steps of deploy/Dockerfile without a container engine, and starts the server that it describes.
 
-    unshare --mount python tools/container.py FOLDER BUILD [--borrow]        as root, on Linux
+    unshare --mount python tools/container.py FOLDER BUILD [--borrow] [--envoy PROGRAM]        as root, on Linux
 
 A stage's root is this machine's own system under a layer in FOLDER (overlayfs). In place of the image `python:…` it has an environment
 of this Python in /opt/python, with nothing but pip in it; /home, /opt, /root and the like are empty. RUN, COPY, ARG, ENV, USER, WORKDIR,
 ENTRYPOINT, CMD, HEALTHCHECK and STOPSIGNAL are read from the Dockerfile, and an instruction that is unknown here is an error. The server
 serves BUILD as a version of /models/model, with a read-only root, as process 1 of its own process and network namespaces. With `--borrow`
-PyTorch and what it needs are there from the start, from this Python's packages: to install them takes most of the time.
+PyTorch and what it needs are there from the start, from this Python's packages: to install them takes most of the time. With `--envoy` the
+server is also asked through that program, which reads deploy/envoy.yaml.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import fcntl
@@ -23,6 +25,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -323,11 +326,12 @@ def running(image: Image, *options: str) -> Iterator[tuple[subprocess.Popen[byte
         process.wait()
 
 
-def fetched(path: str, body: Any = None) -> tuple[int, bytes]:
+def fetched(path: str, body: Any = None, *, door: str = f"http://{ELSEWHERE}:8501") -> tuple[int, bytes]:
     """Status and text of an answer over HTTP; 0 where nobody listens yet."""
     data = None if body is None else json.dumps(body).encode()
+    secure = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE")) if door.startswith("https") else None
     try:
-        with urllib.request.urlopen(f"http://{ELSEWHERE}:8501{path}", data, timeout=30) as answer:
+        with urllib.request.urlopen(f"{door}{path}", data, timeout=30, context=secure) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as problem:
         return problem.code, problem.read()
@@ -335,7 +339,24 @@ def fetched(path: str, body: Any = None) -> tuple[int, bytes]:
         return 0, b""
 
 
-def check(image: Image, build: Path) -> None:
+ROWS = {"instances": [{"x": [1.0] * 64}] * 2}
+"""A request for sample_graphs/mmoe_small.pb."""
+
+
+def called(image: Image, channel: str, method: str = "/inference.GRPCInferenceService/ServerReady") -> str:
+    """Answer of gRPC, asked from inside of the image over a channel of Python's `grpc`: the bytes, or the status."""
+    asked = f"""
+import grpc
+try:
+    print({channel}.unary_unary({method!r})(b"", timeout=10))
+except grpc.RpcError as problem:
+    print(problem.code().name)
+"""
+    done = subprocess.run(image.wrapped(["python", "-c", asked]), capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def check(image: Image, build: Path, envoy: Path | None) -> None:
     """Serves a build of sample_graphs/mmoe_small.pb from the image, asks it, and stops it."""
     shutil.copytree(build, image.root / "models" / "model" / "1")
     without = image.wrapped(["python", "-c", "import importlib.util as u; assert u.find_spec('tensorflow') is None"])
@@ -346,7 +367,7 @@ def check(image: Image, build: Path) -> None:
         if system.is_dir() and not system.is_symlink():
             mount("-o", "remount,bind,ro", str(system))
     began = time.monotonic()
-    with running(image) as (process, number):
+    with running(image, "--lame-duck", "1") as (process, number):
         health = image.wrapped(image.health)
         while subprocess.run(health, stderr=subprocess.DEVNULL).returncode:
             assert process.poll() is None, f"the server ended with {process.returncode}"
@@ -359,32 +380,81 @@ def check(image: Image, build: Path) -> None:
         status = Path(f"/proc/{number}/status").read_text()
         assert re.search(r"^Uid:\s+1000\s+1000", status, re.MULTILINE), status
         assert re.search(r"^NSpid:.*\s1$", status, re.MULTILINE), status
-        code, text = fetched("/v1/models/model:predict", {"instances": [{"x": [1.0] * 64}] * 2})
+        code, text = fetched("/v1/models/model:predict", ROWS)
         assert code == 200, text
         rows = json.loads(text)["predictions"]
         assert len(rows) == 2, rows
         assert rows[0] == rows[1], rows
         assert all(0 < value[0] < 1 for value in rows[0].values()), rows
         assert b'msplit_model_ready{model="model"' in fetched("/metrics")[1]
-        method = "/inference.GRPCInferenceService/ServerReady"
-        asked = f"import grpc; print(grpc.insecure_channel('{ELSEWHERE}:8500').unary_unary('{method}')(b''))"
-        ready = subprocess.run(image.wrapped(["python", "-c", asked]), capture_output=True, text=True, check=True)
-        assert ready.stdout == "b'\\x08\\x01'\n", ready
+        assert called(image, f"grpc.insecure_channel('{ELSEWHERE}:8500')") == r"b'\x08\x01'"
+        if envoy is not None:
+            check_envoy(image, envoy, text)
         os.kill(number, image.stop)
+        while fetched("/readyz")[0] != 503:
+            assert process.poll() is None, "it ended at once"
+        assert fetched("/v1/models/model:predict", ROWS) == (200, text), "it answers on, and is not ready"
         code = process.wait(30)
         assert code == 0, code
     print("served from a root without TensorFlow, as user 1000, and ended by its signal with exit code 0")
 
 
-def main(folder: Path, build: Path, borrow: bool) -> None:
+def check_envoy(image: Image, envoy: Path, known: bytes) -> None:
+    """Asks the server through Envoy, with a certificate made for that.
+
+    Args:
+        image: A server of it runs.
+        envoy: Envoy's program.
+        known: Answer of the server to `ROWS`.
+    """
+    folder = image.root / "tmp"
+    key, certificate = folder / "tls.key", folder / "tls.crt"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc", "-days", "1"]
+    request = ["openssl", "req", *kind, *names, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(request, check=True, capture_output=True)
+    os.environ["SSL_CERT_FILE"] = str(certificate)
+    text = (ROOT / "deploy" / "envoy.yaml").read_text()
+    (folder / "envoy.yaml").write_text(text.replace("ranker-pods", "127.0.0.1").replace("/etc/envoy/tls", str(folder)))
+    command = [envoy, "--config-path", folder / "envoy.yaml", "--disable-hot-restart", "--concurrency", "1"]
+    process = subprocess.Popen([*map(str, command), "--log-level", "warning"])
+    try:
+        door = "https://localhost:8443"
+        until = time.monotonic() + 30
+        while (found := fetched("/v1/models/model:predict", ROWS, door=door))[0] != 200:
+            assert time.monotonic() < until, found
+            time.sleep(0.1)
+        assert found[1] == known, found
+        hidden = ("/metrics", "//metrics", "/monitoring/prometheus/metrics")
+        for path in (*hidden, "/v2/repository/index", "/v2/models/../repository/index"):
+            assert fetched(path, door=door)[0] == 403, path
+        secure = f"grpc.secure_channel('localhost:8443', grpc.ssl_channel_credentials({certificate.read_bytes()!r}))"
+        assert called(image, secure) == r"b'\x08\x01'", called(image, secure)
+        methods = re.findall(r"prefix: (/\w+\.\S+)}", text)
+        assert len(methods) == 2, methods
+        for path in methods:
+            full = path if path.endswith("Request") else f"{path}Index"
+            assert called(image, secure, full) == "PERMISSION_DENIED", full
+    finally:
+        process.terminate()
+        process.wait()
+    print("answered through Envoy over TLS, HTTP and gRPC; what is for operators was refused")
+
+
+def main(folder: Path, build: Path, borrow: bool, envoy: Path | None) -> None:
     """Builds the image `slim`, tells its size, and checks it."""
     text = DOCKERFILE.read_text()
     image = Builder(folder, borrow).build(text, DOCKERFILE.with_suffix(".dockerignore").read_text(), "slim")
     for name, count in size(image).items():
         print(f"{count / 1e6:8.1f} MB {name}")
     have_a_network()
-    check(image, build)
+    check(image, build, envoy)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), "--borrow" in sys.argv[3:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--borrow", action="store_true")
+    parser.add_argument("--envoy", type=Path)
+    main(**vars(parser.parse_args()))
