@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import subprocess
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from msplit import rules
 from msplit.api import EMITS
 from msplit.cli.main import COMMANDS
 from msplit.rules.ruleset import RULES
-from tests.cli.runner import ROOT, SAMPLES, fine, msplit
+from tests.cli.runner import ROOT, SAMPLES, fine
 
 PAGES = (
     "usage.md",
@@ -142,30 +140,6 @@ def test_examples_need_nothing_but_the_samples(clone: Path) -> None:
         for part in shlex.split(line):
             if "/" in part and not part.startswith(("outputs=", "expert")):
                 assert (clone / part).exists(), part
-
-
-def test_the_dockerfile_copies_and_pins_what_there_is() -> None:
-    text = (ROOT / "docs" / "Dockerfile").read_text()
-    copied = [line[1:] for line in (ROOT / "docs" / "Dockerfile.dockerignore").read_text().split() if line[0] == "!"]
-    assert all((ROOT / name).exists() for name in copied)
-    built = tomllib.loads((ROOT / "pyproject.toml").read_text())  # what a build of the package reads must be there
-    needed = {
-        "msplit",
-        "pyproject.toml",
-        "constraints.txt",
-        built["project"]["readme"],
-        *built["project"]["license-files"],
-    }
-    assert {*needed, *built["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]} == set(copied)
-    pinned = (ROOT / "constraints.txt").read_text().split()
-    assert re.search(r"^ARG TORCH=(\S+)$", text, re.MULTILINE)[1] in pinned
-    steps = re.findall(r"^RUN (.*?[^\\])$", text, re.MULTILINE | re.DOTALL)
-    assert len(steps) == 3
-    for step in steps:
-        assert subprocess.run(["bash", "-n", "-c", step], check=False).returncode == 0, step
-    said = text + (ROOT / "docs" / "install.md").read_text()
-    for line in re.findall(r"msplit (doctor(?: --[a-z]+ [a-z]+)*)", said):
-        assert msplit(*shlex.split(line), "--help").code == 0, line
 
 
 def test_files_that_pages_name_are_there() -> None:

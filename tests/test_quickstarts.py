@@ -28,7 +28,7 @@ def free_port() -> int:
 def run_in_a_shell(text: str) -> str:
     """What a block prints that starts a server, which listens on a port of the test's own."""
     port = str(free_port())
-    text = text.replace("msplit serve", "msplit serve --port 0 --rest-api-port 8501").replace("8501", port)
+    text = text.replace("msplit serve", "msplit serve --port 0").replace("8501", port)
     path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euc", f"{text}wait\n"],
@@ -64,10 +64,15 @@ def test_a_quickstart_runs(
             expected = re.findall(r"^ *print\(.*\) +# (.+)$", text, re.MULTILINE)
             assert capsys.readouterr().out.splitlines() == expected
         elif "msplit serve" in text:
-            assert "predictions" in run_in_a_shell(text)
+            assert re.search(
+                r'"predictions": .*\nmsplit_requests_total\{.*model="ranker"', run_in_a_shell(text), re.DOTALL
+            )
         else:
             for line in text.splitlines():
                 program, *arguments = shlex.split(line)
+                if program == "mkdir":
+                    subprocess.run([program, *arguments], check=True)
+                    continue
                 assert program == "msplit"
                 done = msplit(*arguments)
                 assert done.code == 0, done.err

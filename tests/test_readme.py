@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from msplit.cli import serve
 from msplit.cli.main import COMMANDS
 from tests.cli.runner import ROOT, SAMPLES, fine
 
@@ -22,6 +23,7 @@ PAGES = sorted(
         "docs/*.md",
         "docs/quickstarts/*.md",
         "docs/ci-example/*.md",
+        "deploy/*.md",
         "sample_graphs/*.md",
         "benchmarks/**/*.md",
     )
@@ -45,7 +47,10 @@ def mentions(page: Path) -> list[str]:
 
 
 def options_of(command: str) -> set[str]:
-    return set(re.findall(r"(--[a-z][\w-]*)", fine(command, "--help", columns=200).out)) | SHARED
+    found = set(re.findall(r"(--[a-z][\w-]*)", fine(command, "--help", columns=200).out)) | SHARED
+    if command == "serve":  # TensorFlow Serving's names, which the help leaves out
+        found |= {"--" + name.strip("-").replace("-", "_") for one in serve.command.params for name in one.opts}
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

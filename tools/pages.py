@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("*.md", "docs/**/*.md", "sample_graphs/*.md", "benchmarks/**/*.md")
+PAGES = ("*.md", "docs/**/*.md", "deploy/*.md", "sample_graphs/*.md", "benchmarks/**/*.md")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s#]+)")
 REFERENCE = "docs/reference.md"

@@ -82,7 +82,7 @@ class Served:
     saved_model_tags: Sequence[str] | None = option(type=options.NAMES, hidden=True, help="The same as --part tag=.")
 
     def configs(self) -> tuple[ModelConfig, ...]:
-        """All of them.
+        """All of them; where none is named, the one of `MODEL_NAME` and `MODEL_BASE_PATH` in the environment.
 
         Raises:
             UsageError: There are none, or a name is for several.
@@ -95,6 +95,8 @@ class Served:
         found = [ModelConfig(self.model_name or _name(path), path) for path in paths]
         found += [ModelConfig(name, path) for name, path in self.named]
         found += read_models(self.model_config_file) if self.model_config_file is not None else ()
+        if not found and (name := os.environ.get("MODEL_NAME")):  # as in TensorFlow Serving's image
+            found = [ModelConfig(name, Path(os.environ.get("MODEL_BASE_PATH", "/models")) / name)]
         if not found:
             raise click.UsageError("Nothing to serve: give a model, --model NAME=PATH or --model-config-file.")
         return tuple(found)

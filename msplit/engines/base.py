@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.arguments import Precision, number, whole
-from msplit.core.graph import Ints
+from msplit.core.graph import Ints, no_collection
 from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import INSTALL_PYTORCH, DeviceLost, EngineError, MsplitError, WrongShape
@@ -476,13 +476,13 @@ def device_lost(problem: BaseException | None) -> DeviceLost | None:
 
 @contextmanager
 def starting_pytorch() -> Iterator[None]:
-    """A phase for the import of what needs PyTorch.
+    """A phase for the import of what needs PyTorch. Collecting garbage meanwhile would take a tenth of it, and find hardly any.
 
     Raises:
         EngineError: PyTorch is not installed.
     """
     try:
-        with importing("torch", "PyTorch"):
+        with importing("torch", "PyTorch"), no_collection():
             yield
     except ModuleNotFoundError as problem:
         if (problem.name or "").partition(".")[0] != "torch":

@@ -194,7 +194,7 @@ def verify(path: str | os.PathLike[str], manifest: Manifest) -> None:
             raise LoadError(
                 f"the build is not opened, for it is a program and {why}",
                 where=str(path),
-                fix="take their right to write away (chmod -R go-w), or copy it to a folder of your own",
+                fix="take their right to write away (chmod -R go-w), copy it to a folder of your own, or run as its owner",
             )
     for name, expected in {MANIFEST: None, **manifest.files}.items():
         try:
@@ -203,7 +203,7 @@ def verify(path: str | os.PathLike[str], manifest: Manifest) -> None:
                 raise LoadError(
                     f"{name} is not opened, for it is part of a program and somebody else may write to it, or it is no regular file",
                     where=str(path),
-                    fix="take their right to write away (chmod -R go-w), or copy it to a folder of your own",
+                    fix="take their right to write away (chmod -R go-w), copy it to a folder of your own, or run as its owner",
                 )
             found = None if name == MANIFEST else _hash(folder / name)
         except OSError as error:

@@ -193,6 +193,19 @@ def test_a_mistake_is_one_message(arguments: list, said: str) -> None:
     assert "Traceback" not in done.err
 
 
+def test_where_nothing_is_named_the_environment_does_as_in_tensorflow_serving_s_image(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("uvicorn")
+    monkeypatch.setenv("MODEL_NAME", "ranker")
+    monkeypatch.setenv("MODEL_BASE_PATH", str(tmp_path))
+    ports = ("--port", "0", "--rest-api-port", free_port())
+    assert f"{tmp_path / 'ranker'}: there is no such file or folder" in msplit("serve", *ports).err
+    named = msplit("serve", tmp_path / "other.pb", *ports).err
+    assert "other.pb: there is no such file" in named
+    assert "ranker" not in named
+
+
 def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
