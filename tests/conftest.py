@@ -107,17 +107,26 @@ def _limit_search(item: pytest.Item) -> None:
 
 _LARGE = {"pytest", "torch", "tensorflow.python", "keras", "torch._inductor"}
 _settled: set[str] = set()
+_settled_in: list[Path] = []
+"""The file whose tests run."""
+
+_MANY = 20_000
+"""Objects whose collection takes some milliseconds."""
 
 
-def _settle() -> None:
+def _settle(path: Path) -> None:
     """What imports have left stays to the end. Once for each of the large ones it is set apart, so that the garbage collector does not look
-    through a million objects of TensorFlow again and again: half a second each time, in whichever test it happens."""
+    through a million objects of TensorFlow again and again: half a second each time, in whichever test it happens. So is what the tests of
+    a file leave for those of the next: every bench collects, which took a second each in the last files of a run."""
     loaded = _LARGE & sys.modules.keys()
-    if loaded != _settled:
-        if "tensorflow.python" in loaded - _settled:
-            _trace_no_nodes()
-            _import_without_devices()
-        _settled.update(loaded)
+    imported, another = loaded != _settled, _settled_in != [path]
+    if imported and "tensorflow.python" in loaded - _settled:
+        _trace_no_nodes()
+        _import_without_devices()
+    _settled.update(loaded)
+    _settled_in[:] = [path]
+    young, *older = gc.get_count()
+    if imported or (another and (any(older) or young > _MANY)):
         gc.collect()
         gc.freeze()
 
@@ -260,7 +269,7 @@ def _written_down(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked `gpu` run where there is one, those marked `needs_gpus` where there are enough."""
-    _settle()
+    _settle(item.path)
     _limit_search(item)
     several = item.get_closest_marker("needs_gpus")
     needed = several.args[0] if several else 1 if item.get_closest_marker("gpu") else 0
