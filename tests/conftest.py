@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -107,28 +108,31 @@ def _limit_search(item: pytest.Item) -> None:
 
 _LARGE = {"pytest", "torch", "tensorflow.python", "keras", "torch._inductor"}
 _settled: set[str] = set()
-_settled_in: list[Path] = []
-"""The file whose tests run."""
+_last: dict[str, Any] = {"file": None, "collections": 0}
+"""The file whose tests run, and how often the garbage collector had run when something was set apart."""
 
-_MANY = 20_000
-"""Objects whose collection takes some milliseconds."""
+
+def _collections() -> int:
+    """How often the garbage collector has run."""
+    return sum(generation["collections"] for generation in gc.get_stats())
 
 
 def _settle(path: Path) -> None:
     """What imports have left stays to the end. Once for each of the large ones it is set apart, so that the garbage collector does not look
     through a million objects of TensorFlow again and again: half a second each time, in whichever test it happens. So is what the tests of
-    a file leave for those of the next: every bench collects, which took a second each in the last files of a run."""
+    a file leave for those of the next: every bench collects, which took a second each in the last files of a run. Where the collector has
+    not run in a file, that has made few objects."""
     loaded = _LARGE & sys.modules.keys()
-    imported, another = loaded != _settled, _settled_in != [path]
-    if imported and "tensorflow.python" in loaded - _settled:
+    another, _last["file"] = path != _last["file"], path
+    if loaded == _settled and not (another and _collections() != _last["collections"]):
+        return
+    if "tensorflow.python" in loaded - _settled:
         _trace_no_nodes()
         _import_without_devices()
     _settled.update(loaded)
-    _settled_in[:] = [path]
-    young, *older = gc.get_count()
-    if imported or (another and (any(older) or young > _MANY)):
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
+    _last["collections"] = _collections()
 
 
 def _trace_no_nodes() -> None:
