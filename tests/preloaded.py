@@ -87,6 +87,20 @@ def _rewrite_beside(paths: Sequence[Path], config: pytest.Config) -> int | None:
         os._exit(0)  # whatever is left, or can not be done here, the other process does
 
 
+def _import(path: Path, root: Path) -> None:
+    """Imports a module of tests as pytest does. Of one that can not be imported nothing stays: a worker that found it among the modules
+    that are loaded would take it for one without tests, and not say why."""
+    from _pytest import pathlib
+
+    before = set(sys.modules)
+    with contextlib.suppress(Exception, pytest.skip.Exception):
+        pathlib.import_path(path, mode="importlib", root=root, consider_namespace_packages=False)
+        return
+    for name in sys.modules.keys() - before:
+        if name.rpartition(".")[2] == path.stem:
+            del sys.modules[name]
+
+
 class _Loading:
     """A plugin that imports test modules as pytest does, and collects nothing."""
 
@@ -96,16 +110,13 @@ class _Loading:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool:
         """Imports all. A module that can not be imported is left to the workers, which say so."""
-        from _pytest import assertion, pathlib
+        from _pytest import assertion
 
         assertion.pytest_collection(session)
         paths = list(modules(self.arguments))
         beside = _rewrite_beside(paths, session.config)
         for path in paths:
-            with contextlib.suppress(Exception, pytest.skip.Exception):
-                pathlib.import_path(
-                    path, mode="importlib", root=session.config.rootpath, consider_namespace_packages=False
-                )
+            _import(path, session.config.rootpath)
             assert len(os.listdir("/proc/self/task")) == 1, f"{path} starts a thread when it is imported"
         if beside is not None:
             os.waitpid(beside, 0)

@@ -46,3 +46,18 @@ def test_asserts_are_rewritten_beside_the_first_imports(
         assert code == rewrite._rewrite_test(path, pytestconfig)[1]
     assert preloaded._rewrite_beside(paths, pytestconfig) is None
     assert ends == [0]
+
+
+@pytest.mark.parametrize(
+    "text", ["def test_one(:", "import no_such_module", "import pytest\npytest.skip('why', allow_module_level=True)"]
+)
+def test_what_can_not_be_imported_is_left_to_the_workers(tmp_path: Path, text: str) -> None:
+    """They would find an empty module otherwise, and nobody would miss its tests."""
+    path = tmp_path / "test_that_can_not_be_imported.py"
+    path.write_text(text)
+    preloaded._import(path, tmp_path)
+    assert not [name for name in sys.modules if path.stem in name]
+    path.write_text("def test_one(): pass")
+    preloaded._import(path, tmp_path)
+    (name,) = [name for name in sys.modules if path.stem in name]
+    assert sys.modules.pop(name).test_one
