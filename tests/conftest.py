@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -107,19 +108,31 @@ def _limit_search(item: pytest.Item) -> None:
 
 _LARGE = {"pytest", "torch", "tensorflow.python", "keras", "torch._inductor"}
 _settled: set[str] = set()
+_last: dict[str, Any] = {"file": None, "collections": 0}
+"""The file whose tests run, and how often the garbage collector had run when something was set apart."""
 
 
-def _settle() -> None:
+def _collections() -> int:
+    """How often the garbage collector has run."""
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+
+def _settle(path: Path) -> None:
     """What imports have left stays to the end. Once for each of the large ones it is set apart, so that the garbage collector does not look
-    through a million objects of TensorFlow again and again: half a second each time, in whichever test it happens."""
+    through a million objects of TensorFlow again and again: half a second each time, in whichever test it happens. So is what the tests of
+    a file leave for those of the next: every bench collects, which took a second each in the last files of a run. Where the collector has
+    not run in a file, that has made few objects."""
     loaded = _LARGE & sys.modules.keys()
-    if loaded != _settled:
-        if "tensorflow.python" in loaded - _settled:
-            _trace_no_nodes()
-            _import_without_devices()
-        _settled.update(loaded)
-        gc.collect()
-        gc.freeze()
+    another, _last["file"] = path != _last["file"], path
+    if loaded == _settled and not (another and _collections() != _last["collections"]):
+        return
+    if "tensorflow.python" in loaded - _settled:
+        _trace_no_nodes()
+        _import_without_devices()
+    _settled.update(loaded)
+    gc.collect()
+    gc.freeze()
+    _last["collections"] = _collections()
 
 
 def _trace_no_nodes() -> None:
@@ -197,8 +210,9 @@ def _too_slow(item: pytest.Item, seconds: float) -> str | None:
     The limits are of `scripts/test`: tests on a GPU and tests of kernels in Triton's interpreter, which it skips, have none.
     """
     limit = SLOW["tests"].get(f"{item.path.name}::{item.name}", SLOW["longest"])
-    elsewhere = any(map(item.get_closest_marker, ("gpu", "needs_triton", "interpretable")))
-    if seconds <= limit or CAMPAIGN or elsewhere or _busy():
+    if seconds <= limit or CAMPAIGN:
+        return None
+    if any(map(item.get_closest_marker, ("gpu", "needs_triton", "interpretable"))) or _busy():
         return None
     return f"{seconds:.1f} s of processor time are more than its limit of {limit} s: see tests/slow.toml"
 
@@ -260,7 +274,7 @@ def _written_down(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked `gpu` run where there is one, those marked `needs_gpus` where there are enough."""
-    _settle()
+    _settle(item.path)
     _limit_search(item)
     several = item.get_closest_marker("needs_gpus")
     needed = several.args[0] if several else 1 if item.get_closest_marker("gpu") else 0

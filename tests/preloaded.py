@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,39 @@ def _without(name: str) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != name}
 
 
+def _rewrite_beside(paths: Sequence[Path], config: pytest.Config) -> int | None:
+    """Starts a process that rewrites asserts from the last module on while this one imports the first, and libraries with them. There is
+    none where an earlier run has rewritten all, and where Python keeps nothing. The number of the process."""
+    from _pytest.assertion import rewrite
+
+    kept = [rewrite.get_cache_dir(path) / f"{path.stem}{rewrite.PYC_TAIL}" for path in paths]
+    if sys.dont_write_bytecode or all(map(Path.exists, kept)):
+        return None
+    if child := os.fork():
+        return child
+    try:
+        for path, made in zip(reversed(paths), reversed(kept), strict=True):
+            if not made.exists() and rewrite.try_makedirs(made.parent):
+                digest, code = rewrite._rewrite_test(path, config)
+                rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, digest, made)
+    finally:
+        os._exit(0)  # whatever is left, or can not be done here, the other process does
+
+
+def _import(path: Path, root: Path) -> None:
+    """Imports a module of tests as pytest does. Of one that can not be imported nothing stays: a worker that found it among the modules
+    that are loaded would take it for one without tests, and not say why."""
+    from _pytest import pathlib
+
+    before = set(sys.modules)
+    with contextlib.suppress(Exception, pytest.skip.Exception):
+        pathlib.import_path(path, mode="importlib", root=root, consider_namespace_packages=False)
+        return
+    for name in sys.modules.keys() - before:
+        if name.rpartition(".")[2] == path.stem:
+            del sys.modules[name]
+
+
 class _Loading:
     """A plugin that imports test modules as pytest does, and collects nothing."""
 
@@ -77,15 +110,16 @@ class _Loading:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool:
         """Imports all. A module that can not be imported is left to the workers, which say so."""
-        from _pytest import assertion, pathlib
+        from _pytest import assertion
 
         assertion.pytest_collection(session)
-        for path in modules(self.arguments):
-            with contextlib.suppress(Exception, pytest.skip.Exception):
-                pathlib.import_path(
-                    path, mode="importlib", root=session.config.rootpath, consider_namespace_packages=False
-                )
+        paths = list(modules(self.arguments))
+        beside = _rewrite_beside(paths, session.config)
+        for path in paths:
+            _import(path, session.config.rootpath)
             assert len(os.listdir("/proc/self/task")) == 1, f"{path} starts a thread when it is imported"
+        if beside is not None:
+            os.waitpid(beside, 0)
         return True
 
 

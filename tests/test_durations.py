@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import threading
 import time
@@ -47,6 +48,23 @@ def test_a_test_above_its_limit_fails_where_the_machine_is_idle(conftest: Any, m
     assert conftest._too_slow(item("test_c", "gpu"), 3.1) is None
     monkeypatch.setattr(conftest, "_busy", lambda: "the machine is busy")
     assert conftest._too_slow(item("test_c"), 3.1) is None
+
+
+def test_what_a_file_leaves_is_not_looked_through_in_the_next(conftest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the garbage collector has run in it, which it does for many objects and in each bench."""
+    monkeypatch.setattr(conftest, "_last", {"file": Path("a"), "collections": conftest._collections()})
+    left = [[], []]
+
+    def looked_at() -> bool:
+        return any(one is left for one in gc.get_objects())
+
+    conftest._settle(Path("b"))
+    assert looked_at(), "few objects may be left"
+    gc.collect()
+    conftest._settle(Path("b"))
+    assert looked_at(), "the file goes on"
+    conftest._settle(Path("c"))
+    assert not looked_at()
 
 
 def test_time_is_that_of_processors(conftest: Any) -> None:

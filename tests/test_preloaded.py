@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+
+import pytest
+from _pytest.assertion import rewrite
 
 from tests import preloaded
 from tests.forked import ROOT
@@ -22,3 +26,38 @@ def test_files_of_tests_are_those_that_arguments_name() -> None:
     found = list(preloaded.modules([str(folder)]))
     assert folder / "test_branch.py" in found
     assert all(path.name.startswith("test_") for path in found)
+
+
+def test_asserts_are_rewritten_beside_the_first_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """As pytest itself rewrites them; once."""
+    paths, ends = [tmp_path / f"test_{name}.py" for name in "abc"], []
+    for path in paths:
+        path.write_text("def test_one():\n    assert not 1\n")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    monkeypatch.setattr(os, "_exit", ends.append)
+    preloaded._rewrite_beside(paths, pytestconfig)
+    assert ends == [0]
+    for path in paths:
+        code = rewrite._read_pyc(path, tmp_path / "__pycache__" / f"{path.stem}{rewrite.PYC_TAIL}")
+        assert code == rewrite._rewrite_test(path, pytestconfig)[1]
+    assert preloaded._rewrite_beside(paths, pytestconfig) is None
+    assert ends == [0]
+
+
+@pytest.mark.parametrize(
+    "text", ["def test_one(:", "import no_such_module", "import pytest\npytest.skip('why', allow_module_level=True)"]
+)
+def test_what_can_not_be_imported_is_left_to_the_workers(tmp_path: Path, text: str) -> None:
+    """They would find an empty module otherwise, and nobody would miss its tests."""
+    path = tmp_path / "test_that_can_not_be_imported.py"
+    path.write_text(text)
+    preloaded._import(path, tmp_path)
+    assert not [name for name in sys.modules if path.stem in name]
+    path.write_text("def test_one(): pass")
+    preloaded._import(path, tmp_path)
+    (name,) = [name for name in sys.modules if path.stem in name]
+    assert sys.modules.pop(name).test_one

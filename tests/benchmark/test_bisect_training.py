@@ -106,7 +106,6 @@ def test_a_loop_and_its_gradient(monkeypatch, v2):
     assert (found.culprit, found.drift, found.differing) == (None, None, 0)
     assert (IN_LOOPS in found.left_out, FLOWS in found.left_out) == (not v2, not v2)
     plant(monkeypatch, "TanhGrad", lambda node, y: y * 1.01)
-    flat, _ = trained(recurrent_net("dynamic", "adam"), FETCHES, resource=True, v2=v2)
     found = bisect(flat, RunRequest.of(batch=2))
     assert found.culprit.op in ("StatelessWhile", "While", "Exit")
     assert found.culprit.node.startswith("gradients/")

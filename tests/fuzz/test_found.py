@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -147,13 +146,6 @@ MODELS = {
         ("x", "Placeholder", [], {}), *((f"y{k}", "Unpack", ["x"], {"num": number(10**6)}) for k in range(50))
     ),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone() -> None:
-    """Without what earlier tests left in memory, which Python's collector would look through again and again: there are limits of time."""
-    gc.collect()
-    gc.freeze()
 
 
 def seconds(case: Case, folder: Path) -> float:
