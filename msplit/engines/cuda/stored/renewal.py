@@ -60,7 +60,10 @@ class Renewal:
         known = []
         for one, other in zip(live, new, strict=True):
             if said := difference(one, other):
-                raise EngineError(f"with these values it is another program: {said}", fix="prepare it anew")
+                raise EngineError(
+                    f"with these values it is another program: {said}",
+                    fix="open another one with the new model, then close this one",
+                )
             assert isinstance(one.known, MutableMapping)
             known.append((one.known, other.known))
             for key in sorted(_read(one)):
