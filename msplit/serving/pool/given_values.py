@@ -5,9 +5,9 @@ of the update, so that what was given up is told from what goes on:
 
 | owner | process | which then |
 | --- | --- | --- |
-| where the values lie | what is to change, when it is verified | goes on with the old ones |
-| number of the values | the same, when no step runs | has requests wait |
-| number of the values | the same | goes on with the new ones |
+| where the values lie | nothing, when they are verified | goes on with the old ones |
+| number of the values | nothing, when no step runs | has requests wait |
+| number of the values | what has changed | goes on with the new ones |
 
 A process that can not take them answers with its error, in place of the first two. The others are then told 0, and keep what they have. One
 that ends is no hindrance, as long as there is another: what takes its place is given these values before it answers a request.
@@ -126,7 +126,7 @@ class GivenValues:
 
     def bring(self, process: Asked, over: Over) -> None:
         """Gives a process that has started what the others have, and has it answer requests. Raises what `give` does."""
-        for source, rows in ((self._path, None), (self._arrays, self._rows)):
+        for source, rows in ((self._path, None), (self._arrays or None, self._rows)):
             if source or rows:
                 with shared((source, rows)) as place:
                     _agreed([process], place, self._number, over)
@@ -140,18 +140,17 @@ def _agreed(processes: Sequence[Asked], place: Place, number: int, over: Over) -
         ready = _asked(processes, (update, place), over)
         paused = _asked([*ready], (update, number), over)
         word = number  # from now on each takes them over, or ends
-        _asked([*paused], (update, number), over)
+        each = [*_asked([*paused], (update, number), over).values()]
     finally:
         for process in processes:
             with suppress(EngineError):
                 process.process.send((update, word))
-    each = [*paused.values()]
     return ValueUpdate(sum(one.bytes for one in each), False, tuple(check for one in each for check in one.checks))
 
 
-def _asked(processes: Sequence[Asked], message: Message, over: Over) -> dict[Asked, ValueUpdate]:
+def _asked(processes: Sequence[Asked], message: Message, over: Over) -> dict[Asked, Any]:
     """Answers of the processes that have not ended. Raises what `GivenValues.give` does."""
-    found, problems, lost = dict[Asked, ValueUpdate](), list[Exception](), list[EngineError]()
+    found, problems, lost = dict[Asked, Any](), list[Exception](), list[EngineError]()
     for process in processes:
         with suppress(EngineError):  # it has ended, as is found below
             process.process.send(message)
@@ -196,8 +195,8 @@ def take_values(
             continue  # else it was given up here
         words = list[int]()
 
-        def agree(ready: ValueUpdate, update: int = update, words: list[int] = words) -> None:
-            pipe.send((update, ready))
+        def agree(update: int = update, words: list[int] = words) -> None:
+            pipe.send((update, None))
             while (word := said.get())[0] != update:
                 pass
             if not word[1]:

@@ -38,8 +38,8 @@ class TakesOver(Protocol):
     def bytes(self) -> int:
         """Size of what changes."""
 
-    def take_over(self) -> None:
-        """Has them take it, while no step runs."""
+    def take_over(self, agree: Callable[[], object]) -> None:
+        """Has them take it, while no step runs; nothing changes where `agree`, called before that is final, raises."""
 
 
 Renews = Callable[[NewValues | None, NewRows | None], tuple[TakesOver, Sequence[OutputCheck], Callable[[], object]]]
@@ -298,32 +298,28 @@ class Pool(DisplayMixin):
         if source is None and not rows:
             raise EngineError("there are no values", fix="give a model, a checkpoint, or rows")
         with self._steps.updating:
-            return self._steps.update(source, rows) or self.take_values(source, rows, lambda update: None)
+            return self._steps.update(source, rows) or self.take_values(source, rows, bool)
 
-    def take_values(
-        self, source: NewValues | None, rows: NewRows | None, agree: Callable[[ValueUpdate], object]
-    ) -> ValueUpdate:
+    def take_values(self, source: NewValues | None, rows: NewRows | None, agree: Callable[[], object]) -> ValueUpdate:
         """Gives the model other values where its steps run in this process; see `update`.
 
         Args:
             source: As for `update`.
             rows: Likewise.
-            agree: Called with what is to come when all is ready, and once more when no step runs. The old values stay where it raises.
+            agree: Called when all is ready, and once more when no step runs. The old values stay where it raises.
         """
         if self._renews is None:
             raise EngineError("the model of this pool takes no other values", fix="make another pool")
         renewal, checks, keep = self._renews(source, rows)
-        update = ValueUpdate(renewal.bytes, False, tuple(checks))
-        agree(update)
+        agree()
         with self._steps.paused(self._driver.drive):
             if self._steps.scheduler.closed:
                 raise Closed("the pool is closed", fix="open another one")
-            agree(update)
-            renewal.take_over()
+            renewal.take_over(agree)
             for request in [*self._parted]:
                 request.restart()
         keep()
-        return update
+        return ValueUpdate(renewal.bytes, False, tuple(checks))
 
     def stats(self) -> Stats:
         """Counts of requests and steps so far."""

@@ -85,7 +85,8 @@ class Version:
         self._wanted = float(source["v"])
         return self, (), lambda: None
 
-    def take_over(self) -> None:
+    def take_over(self, agree: Any) -> None:
+        agree()
         self._end("take over")
         time.sleep(1e-3 * self._number)
         self.now = self._wanted

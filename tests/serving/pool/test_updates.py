@@ -47,7 +47,8 @@ class Versions:
         self.wanted = float(source)
         return self, (), lambda: self.kept.append(self.now)
 
-    def take_over(self) -> None:
+    def take_over(self, agree: Any) -> None:
+        agree()
         if self.running:
             self.faults.append(f"{self.running} steps run")
         time.sleep(1e-3)
