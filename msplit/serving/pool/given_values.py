@@ -15,6 +15,7 @@ that ends is no hindrance, as long as there is another: what takes its place is 
 
 from __future__ import annotations
 
+import glob
 import mmap
 import os
 import pickle
@@ -83,7 +84,7 @@ class GivenValues:
 
     def __init__(self) -> None:
         self._number = 0
-        self._path: NewValues | None = None
+        self._path, self._stamp = "", _stamp("")
         self._arrays: dict[str, Any] = {}
         self._rows: dict[str, tuple[Any, Any]] = {}
 
@@ -108,6 +109,7 @@ class GivenValues:
             source = os.path.abspath(source)
         elif source is not None:
             raise MsplitError(f"{type(source).__name__} has no values", fix="give a model, a checkpoint, or arrays")
+        stamp = _stamp(source) if isinstance(source, str) else self._stamp
         rows = {name: (np.array(ids), np.array(values)) for name, (ids, values) in (rows or {}).items()}
         with shared((source, rows)) as place:
             found = _agreed(processes, place, self._number + 1, over)
@@ -116,7 +118,7 @@ class GivenValues:
             self._arrays |= source
             self._rows = {name: given for name, given in self._rows.items() if name not in source}
         elif source is not None:
-            self._path, self._arrays, self._rows = source, {}, {}
+            self._path, self._stamp, self._arrays, self._rows = source, stamp, {}, {}
         for name, (ids, new) in rows.items():
             given = ids.astype(np.int64), new
             both = [np.concatenate(each)[::-1] for each in zip(self._rows.get(name, given), given, strict=True)]
@@ -126,11 +128,22 @@ class GivenValues:
 
     def bring(self, process: Asked, over: Over) -> None:
         """Gives a process that has started what the others have, and has it answer requests. Raises what `give` does."""
-        for source, rows in ((self._path, None), (self._arrays or None, self._rows)):
+        if _stamp(self._path) != self._stamp:
+            what = "the files that the pool was given values of are no longer those"
+            raise EngineError(what, where=self._path, fix="give it values again")
+        for source, rows in ((self._path or None, None), (self._arrays or None, self._rows)):
             if source or rows:
                 with shared((source, rows)) as place:
                     _agreed([process], place, self._number, over)
         process.process.send((0, self._number))
+
+
+def _stamp(path: str) -> set[tuple[str, int, int, int]]:
+    """Sizes, times and numbers of the files of a model or a checkpoint: others where somebody has replaced them."""
+    start = glob.escape(path)
+    names = [*glob.glob(start), *glob.glob(f"{start}/**" if os.path.isdir(path) else f"{start}.*", recursive=True)]
+    found = [(name, os.stat(name)) for name in names if path]
+    return {(name, info.st_size, info.st_mtime_ns, info.st_ino) for name, info in found}
 
 
 def _agreed(processes: Sequence[Asked], place: Place, number: int, over: Over) -> ValueUpdate:

@@ -76,6 +76,8 @@ class Version:
         return {"y": feeds["x"] * 0 + np.array([began, self.now]), "twice": np.array(float(os.getpid()))}
 
     def renews(self, source: Any, rows: Any) -> tuple[Any, tuple[()], Any]:
+        if isinstance(source, str):
+            source = {"v": float(Path(source).read_text())}
         if (rows or {}).get("v"):
             source = {"v": rows["v"][1][-1]}
         if source["v"] < (0 if self._number else -1):

@@ -221,7 +221,7 @@ def test_a_model_answers_beside_updates(models: Mapping[int, Path]) -> None:
         values = values_of(2)
         values["table"][1] = 9
         check(pool.step, values, 11)
-        with pytest.raises(EngineError, match="it is another program"):
+        with pytest.raises(EngineError, match=r"it is another program.*\n.*open another one with the new model"):
             pool.update({"b": np.zeros(8, np.float32)})
         check(pool.step, values, 11)
 
@@ -235,10 +235,8 @@ def test_processes_of_two_gpus_take_values_over_and_keep_them(models: Mapping[in
         update, values = pool.update({name: values_of(2)[name] for name in ("table", "scale")}), values_of(1)
         values |= {name: values_of(2)[name] for name in ("table", "scale")}
         assert [one.against for one in update.checks] == ["TensorFlow on the CPU"] * 2
-        for rows in (0, 1, 40):
-            check(pool.step, values, rows)
+        check(pool.step, values, 40)
         for given, words in (
-            ({"b": np.zeros(8, np.float32)}, "it is another program.*\n.*open another one with the new model"),
             ({"b": np.zeros(8)}, "variable 'b' is float32, there float64"),
             (Path("no/such/model"), "there is no such file"),
         ):

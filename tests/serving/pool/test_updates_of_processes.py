@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from msplit.errors import Closed, EngineError, MsplitError, ProcessLost
+from msplit.serving.pool import processes
 from msplit.serving.pool.given_values import mapped, shared
 from msplit.serving.pool.pool import Pool
 from tests import forked
@@ -55,15 +56,15 @@ def values(number: float) -> dict[str, Any]:
 
 def each(pool: Pool) -> set[float]:
     """Versions of all processes."""
-    seen, processes = set[float](), set[float]()
+    seen, numbers = set[float](), set[float]()
 
     def asked() -> bool:
         wait(lambda: whole(pool))
         for future in [pool.submit(rows_of(4)) for _ in range(20)]:
             answer = future.result(SOON)
             seen.add(version(answer))
-            processes.add(float(answer["twice"]))
-        return processes >= {one.pid for one in pool.processes()}
+            numbers.add(float(answer["twice"]))
+        return numbers >= {one.pid for one in pool.processes()}
 
     wait(asked)
     return seen
@@ -147,6 +148,25 @@ def test_one_that_ends_meanwhile_is_started_again_with_them(tmp_path: Path, mome
         pool.update(values(5))
         ended(pool, number)
         assert each(pool) == {5.0}
+
+
+def test_one_that_starts_again_takes_no_files_that_were_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_PAUSE", 0.02)
+    file = tmp_path / "model"
+    file.write_text("5")
+    with versions(tmp_path) as pool:
+        pool.update(file)
+        ended(pool, 0)
+        assert each(pool) == {5.0}
+        file.write_text("66")
+        ended(pool, 1)
+        time.sleep(0.1)
+        assert {version(pool.step(rows_of(9))) for _ in range(5)} == {5.0}
+        assert not whole(pool)
+        pool.update(file)
+        assert each(pool) == {66.0}
 
 
 def test_where_all_end_the_old_ones_stay(tmp_path: Path) -> None:
