@@ -237,9 +237,7 @@ def _with_rows(name: str, base: NDArray[Any], ids: NDArray[Any], values: NDArray
     if len(ids) and not (ids.min() >= 0 and ids.max() < len(base)):
         raise EngineError(f"{name} has {len(base)} rows, and no row {ids.max()} or {ids.min()}", fix="give rows of it")
     if values.dtype.kind not in "OSU" and np.isfinite(base[ids]).all() and not np.isfinite(values).all():
-        raise EngineError(
-            f"rows of {name} have numbers that are not finite, and had none", fix="train it anew from before"
-        )
+        raise EngineError(f"rows of {name} have numbers that are not finite, and had none", fix="give rows of numbers")
     found = np.array(base)
     found[ids] = values
     return found

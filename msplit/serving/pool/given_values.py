@@ -174,6 +174,8 @@ def _asked(processes: Sequence[Asked], message: Message, over: Over) -> dict[Ask
         except Closed:
             raise
         except EngineError as problem:
+            if over():
+                raise Closed("the pool is closed", fix="open another one") from problem
             lost.append(problem)
         else:
             if isinstance(said[1], bytes):

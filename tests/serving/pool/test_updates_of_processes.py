@@ -213,6 +213,18 @@ def test_kills_at_any_time_mix_nothing_and_lose_no_update(tmp_path: Path, seed: 
         assert each(pool) == {known[0]}
 
 
+def test_a_pool_that_is_closed_meanwhile_gives_the_update_up(tmp_path: Path) -> None:
+    with versions(tmp_path) as pool:
+        threading.Timer(0.02, pool.close).start()
+
+        def updates() -> None:
+            while True:
+                pool.update(values(2))
+
+        with pytest.raises(Closed):
+            updates()
+
+
 def test_values_are_there_once_for_all_processes() -> None:
     large = np.arange(1 << 20, dtype=np.float32).reshape(1 << 10, -1)
     names = np.array([b"a", b"bc"], object)
