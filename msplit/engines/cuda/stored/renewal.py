@@ -119,7 +119,10 @@ class RowRenewal:
 
     def take_over(self, agree: Callable[[], object] = bool) -> None:
         """Copies the rows, and looks at a step. The old rows are back where that, or `agree`, raises. No step may run meanwhile."""
-        before = [table.index_select(0, ids) for table, ids, _ in self.rows]
+        before = []
+        for table, ids, _ in self.rows:
+            with aside(str(table.device)):  # over before they are written to
+                before.append(table.index_select(0, ids))
         try:
             self._copy([values for _, _, values in self.rows])
             self.check()
@@ -159,14 +162,15 @@ def rows_of(
         for table in [program.constants[key] for key in sorted(keys)]:
             rows, numbers = (to_torch(array, table.device) for array in (old, ids))
             alike = table.is_contiguous() and (table.dtype, table.shape[1:]) == (rows.dtype, rows.shape[1:])
-            if not alike or not _same(table.index_select(0, numbers), rows):
+            bits = _BITS.get(table.element_size(), table.dtype)  # PyTorch selects no rows of unsigned numbers
+            if not alike or not _same(table.view(bits).index_select(0, numbers), rows.view(bits)):
                 return []
             first, end = table.data_ptr(), table.data_ptr() + table.numel() * table.element_size()
             for key in _read(program) - keys:
                 start = program.constants[key].data_ptr()
                 if first - _span(program.constants[key]) < start < end:
                     return []
-            found[first] = table, numbers, to_torch(new, table.device)
+            found[first] = table.view(bits), numbers, to_torch(new, table.device).view(bits)
     return [*found.values()]
 
 

@@ -129,6 +129,11 @@ def test_rows_are_found_where_the_table_lies_as_it_is() -> None:
         assert torch.equal(table, before)
     RowRenewal(found, bool).take_over()
     assert table[4].tolist() == [-1, -1]
+    for kind in (np.uint16, np.uint32, np.uint64, np.bool_, np.float16, np.int8, np.complex64):
+        table = torch.from_numpy(np.arange(6).reshape(3, 2).astype(kind))
+        old, new = table.numpy()[[1]].copy(), np.ones((1, 2), kind)
+        RowRenewal(rows_of([looking_up(table)], {1}, {5}, np.array([1]), old, new), bool).take_over()
+        assert table.numpy()[1].tolist() == new[0].tolist()
 
 
 @pytest.mark.parametrize(
