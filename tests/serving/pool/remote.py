@@ -95,9 +95,10 @@ class Version:
 
     def _end(self, moment: str) -> None:
         file = self._folder / moment
-        if file.exists() and self._number == int(file.read_text()):
-            file.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+        with suppress(FileNotFoundError):  # another process has taken it away
+            if int(file.read_text() or -1) == self._number:
+                file.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def versioned(folder: str, number: int, threads: int, settings: PoolSettings, tell: Progress) -> Pool:
