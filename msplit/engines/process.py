@@ -74,8 +74,15 @@ class Process:
             raise self._lost() from problem
 
     def said(self, seconds: float) -> bool:
-        """True if it has something to say, after at most so long."""
-        return self._pipe.poll(seconds)
+        """True if it has something to say, after at most so long.
+
+        Raises:
+            EngineError: It was ended here.
+        """
+        try:
+            return self._pipe.poll(seconds)
+        except LOST as problem:
+            raise self._lost() from problem
 
     def alive(self) -> None:
         """Nothing, while it runs.

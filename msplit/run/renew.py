@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,8 @@ from msplit.engines.tensorflow.engine import reference
 from msplit.engines.variables import variable_names
 from msplit.errors import Closed, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.opset.traits import written
+from msplit.inputs.lookups import use_of
+from msplit.opset.traits import GATHERS, ops_with, traits, written
 from msplit.run.request import RunRequest
 from msplit.run.runner import Runner
 from msplit.run.upgrade import one_at_a_time, quick_switches
@@ -38,7 +39,10 @@ from msplit.verify.compare import compare, computed_in
 from msplit.verify.results import NewRows, NewValues, OutputCheck, ValueUpdate
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Compiled, Renewal
+    from msplit.engines.cuda.engine import Compiled, Renewal, RowRenewal
+
+
+_HANDS_ON = ops_with("hands on weights") | (ops_with("reads weights") & ops_with("reads by handle"))
 
 
 class ModelValues:
@@ -77,13 +81,48 @@ class ModelValues:
             )
         for name, (ids, values) in (rows or {}).items():
             self._refuse_unknown(name)
-            base = state[name] if name in state else formats.variables(flat.model, [name])[name]
+            base = _value(flat, state, name)
             state[name] = _with_rows(name, base, np.asarray(ids), np.asarray(values))
         for name, value in state.items():
             self._refuse_unknown(name)
             if said := formats.differs(flat.model, name, value):
                 raise EngineError(f"{said} in what it is to be", fix="give values of the same model")
         return copy.copy(flat), state
+
+    def row_renewal(
+        self, job: Job, rows: NewRows, live: Sequence[Any], beside: Callable[[], Executable], request: RunRequest
+    ) -> tuple[RowRenewal | None, list[OutputCheck]]:
+        """Renewal of these rows alone, where nothing is made of their tables, so that the model need not be made again.
+
+        Args:
+            job: What `live` was made of, with the new values.
+            rows: The rows, of which there are such.
+            live: Programs that run.
+            beside: Makes what runs a step of this job with the values that are there.
+            request: What was asked for.
+
+        Returns:
+            The renewal, None where it can not be; and a list that has its check when it has taken over.
+        """
+        flat, found, feeds = self._flat, list[Any](), dict(job.feeds)
+        for name, given in rows.items():
+            ids, last = np.unique(np.asarray(given[0])[::-1], return_index=True)
+            table = _table(flat, {node for node, own in self._names.items() if own == name})
+            old = _value(flat, self._state, name)
+            more = table and CUDA.builds(job.options.first).renewal.rows_of(
+                live, *table, ids.astype(np.int64), old[ids], np.asarray(given[1])[::-1][last]
+            )
+            if not table or not more:
+                return None, []
+            found += more
+            _look_up(flat, feeds, {flat.graph.names[node] for node in table[0]}, ids)
+        checks, job = list[OutputCheck](), replace(job, feeds=feeds)
+        against, running = expected_of(job), beside()
+
+        def check() -> None:
+            checks.append(verify_outputs(running.step(feeds), job, request, against))
+
+        return CUDA.builds(job.options.first).renewal.RowRenewal(found, check), checks
 
     def keep(self, flat: FlatGraph, state: Arrays) -> None:
         """Takes note that the model has these values now."""
@@ -104,6 +143,39 @@ class ModelValues:
         if name not in self._names.values():
             known = ", ".join(sorted(self._needed)[:10]) or "none"
             raise EngineError(f"the model has no variable {name!r}", fix=f"its variables are: {known}")
+
+
+def _value(flat: FlatGraph, state: Arrays, name: str) -> NDArray[Any]:
+    """Value of a variable: that of a state, or of the model's files."""
+    return state[name] if name in state else formats.variables(flat.model, [name])[name]
+
+
+def _table(flat: FlatGraph, nodes: set[int]) -> tuple[set[int], set[int]] | None:
+    """Nodes that hand a variable on, itself among them, and those that look its rows up; None where anything else reads it."""
+    graph, held, lookups = flat.graph, {*nodes}, set[int]()
+    needed = graph.ancestors([*(tensor.node for tensor in flat.outputs), *flat.targets])
+    waiting = [*nodes]
+    while waiting:
+        node = waiting.pop()
+        for user, slot in graph.uses(node, 0):
+            if graph.ops[user] in GATHERS and slot == traits(graph.ops[user]).table:
+                lookups |= {user} if needed[user] else set()
+            elif graph.ops[user] in _HANDS_ON and user not in held:
+                held.add(user)
+                waiting.append(user)
+            elif needed[user] and user not in held:
+                return None
+    return None if held & {tensor.node for tensor in flat.outputs} or not lookups else (held, lookups)
+
+
+def _look_up(flat: FlatGraph, feeds: dict[str, Any], table: set[str], ids: NDArray[Any]) -> None:
+    """Has inputs that are row numbers of a table be these, as far as other tables that they index have such rows."""
+    for tensor in flat.inputs:
+        use = use_of(flat, tensor.node, tensor.port)
+        for offset in [one.offset for one in use.lookups if one.table in table]:
+            fit = ids[(ids >= offset) & (ids - offset < (use.rows or 0))] - offset
+            if len(fit) and (feeds[tensor.name].dtype.kind in "iu"):
+                feeds[tensor.name] = np.resize(fit, feeds[tensor.name].shape).astype(feeds[tensor.name].dtype)
 
 
 def _prefix(source: str | os.PathLike[str]) -> str:
@@ -164,6 +236,8 @@ def _with_rows(name: str, base: NDArray[Any], ids: NDArray[Any], values: NDArray
         raise EngineError(f"rows of {name} are {values.dtype} {values.shape}, not {wanted}", fix=f"give {wanted}")
     if len(ids) and not (ids.min() >= 0 and ids.max() < len(base)):
         raise EngineError(f"{name} has {len(base)} rows, and no row {ids.max()} or {ids.min()}", fix="give rows of it")
+    if values.dtype.kind not in "OSU" and np.isfinite(base[ids]).all() and not np.isfinite(values).all():
+        raise EngineError(f"rows of {name} have numbers that are not finite, and had none", fix="give rows of numbers")
     found = np.array(base)
     found[ids] = values
     return found
@@ -196,7 +270,7 @@ class RunnerValues:
             job = replace(self._job, flat=flat, state=state)
             try:
                 with making_beside(job.options.first if self._engine is CUDA else "cpu", lambda: runner.turn.count):
-                    renewal, built, check = self._made(job)
+                    renewal, built, checks = self._made(job, rows if source is None else None)
             finally:
                 CUDA.forget(flat)
             with runner.turn:
@@ -214,22 +288,29 @@ class RunnerValues:
                     old.close()
             self._values.keep(flat, state)
             size = renewal.bytes if renewal is not None else int(runner.facts.get("weight_bytes", 0))
-            return ValueUpdate(size, renewal is None, (check,))
+            return ValueUpdate(size, renewal is None, tuple(checks))
 
-    def _made(self, job: Job) -> tuple[Renewal | None, Executable | None, OutputCheck]:
+    def _made(
+        self, job: Job, rows: NewRows | None
+    ) -> tuple[Renewal | RowRenewal | None, Executable | None, Sequence[OutputCheck]]:
         """The model with other values, verified: as values to be taken over; else as another executable."""
         renewal = CUDA.builds(job.options.first).renewal if self._engine is CUDA else None
         live = renewal.program_of(self._runner.executable) if renewal is not None else None
         if renewal is not None and live is not None:
+            if rows:
+                alone, checks = self._values.row_renewal(
+                    job, rows, [live], lambda: self._runner.executable, self._request
+                )
+                if alone is not None:
+                    return alone, None, checks
             with renewal.sharing_with(live):
                 compiled = CUDA.compile(job)
             check = verify_made(compiled, job, self._request)
             with suppress(EngineError):
-                return renewal.Renewal.of([live], [compiled.program]), None, check
+                return renewal.Renewal.of([live], [compiled.program]), None, [check]
         built = self._engine.build(job)
         try:
-            outputs = {name: np.array(value) for name, value in built.step(job.feeds).items()}
-            return None, built, verify_outputs(outputs, job, self._request)
+            return None, built, [verify_outputs(built.step(job.feeds), job, self._request)]
         except BaseException:
             built.close()
             raise
@@ -249,25 +330,39 @@ def verify_made(compiled: Compiled, job: Job, request: RunRequest) -> OutputChec
     Raises:
         EngineError: It gives other outputs.
     """
-    executable = CUDA.builds(job.options.first).renewal.beside(
-        compiled, compiled.plan(job), job.options, ieee=job.precision.ieee
-    )
-    try:
-        outputs = {name: np.array(value) for name, value in executable.step(job.feeds).items()}
-    finally:
-        executable.close()
-    return verify_outputs(outputs, job, request)
+    with closing(_beside(compiled, compiled.plan(job), job)) as executable:
+        return verify_outputs(executable.step(job.feeds), job, request)
 
 
-def verify_outputs(outputs: Arrays, job: Job, request: RunRequest) -> OutputCheck:
-    """Holds outputs of a model that was made again against TensorFlow's; see `verify_made`."""
+def _beside(compiled: Compiled, plan: Any, job: Job) -> Executable:
+    """What runs steps beside those of what shares its constants; nothing is captured."""
+    renewal = CUDA.builds(job.options.first).renewal
+    executable: Executable = renewal.beside(compiled, plan, job.options, ieee=job.precision.ieee)
+    return executable
+
+
+def executable_beside(compiled: Compiled, plan: Any, job: Job, stack: ExitStack) -> Executable:
+    """Executable as `_beside` makes it, closed with a stack. It has run a step, so that the next one takes no longer than it must."""
+    executable = stack.enter_context(closing(_beside(compiled, plan, job)))
+    executable.step(job.feeds)
+    return executable
+
+
+def expected_of(job: Job) -> tuple[str, Arrays]:
+    """Outputs of a step by TensorFlow, or by plain ops where it is not installed; and which of both."""
     if TENSORFLOW.unavailable():
         options = replace(job.options, mode=KernelMode.PLAIN, simplify=False, plan=None)
         plain = replace(job, options=options, precision=Precision.IEEE)
-        against, expected = "the same ops one by one", CUDA.try_out(plain, [job.feeds])[0]
-    else:
-        against = "TensorFlow on the CPU"
-        expected = reference(job.flat, job.feeds, op_libraries=job.op_libraries, state=job.state)
+        return "the same ops one by one", CUDA.try_out(plain, [job.feeds])[0]
+    return "TensorFlow on the CPU", reference(job.flat, job.feeds, op_libraries=job.op_libraries, state=job.state)
+
+
+def verify_outputs(
+    outputs: Arrays, job: Job, request: RunRequest, known: tuple[str, Arrays] | None = None
+) -> OutputCheck:
+    """Holds outputs of a model that was made again against TensorFlow's; see `verify_made`. `known` is what `expected_of` gave."""
+    outputs = {name: np.array(value) for name, value in outputs.items()}
+    against, expected = known or expected_of(job)
     precision = Precision(request.precision).on(gpu=request.device != "cpu")
     found = compare(
         outputs,

@@ -110,6 +110,73 @@ def test_rows_of_a_table_on_top_of_what_is_there(runner: Any, models: Mapping[in
     check(runner.step, values, 9)
 
 
+def no_compiler(*arguments: Any, **named: Any) -> None:
+    raise AssertionError("the model was made again")
+
+
+def test_rows_that_are_only_looked_up_are_copied_alone(runner: Any, monkeypatch: Any) -> None:
+    """Of a row that is given twice the later one counts; a run whose ids are these rows is held against TensorFlow."""
+    monkeypatch.setattr(type(renew.CUDA), "compile", no_compiler)
+    seen, right = list[Any](), renew.reference
+    monkeypatch.setattr(
+        renew, "reference", lambda flat, feeds, **named: (seen.append(feeds), right(flat, feeds, **named))[1]
+    )
+    values, rng = values_of(1), np.random.default_rng(0)
+    for number in range(3):
+        ids, rows = rng.integers(0, 50, 5).astype((np.int64, np.int32)[number % 2]), rng.random((5, 4), np.float32)
+        update = runner.update(rows={"table": (ids, rows)})
+        for place, row in zip(ids, rows, strict=True):
+            values["table"][place] = row
+        assert (update.bytes, update.captured) == (16 * len(set(ids.tolist())), False)
+        assert [(one.against, one.passed) for one in update.checks] == [("TensorFlow on the CPU", True)]
+        assert set(seen[-1]["ids"].tolist()) <= set(ids.tolist())
+        check(runner.step, values, 9, number)
+    assert runner.update(rows={"table": (np.zeros(0, np.int64), np.zeros((0, 4), np.float32))}).bytes == 0
+
+
+def test_rows_of_what_is_more_than_looked_up_are_taken_in_the_general_way(runner: Any, tmp_path: Path) -> None:
+    values, row = values_of(1), np.full((1, 8), 3, np.float32)
+    runner.update(rows={"w": ([2], row)})
+    values["w"][2] = row
+    check(runner.step, values, 9)
+
+    import tensorflow as tf
+
+    class Model(tf.Module):  # type: ignore[misc]
+        """A table that is looked up, and of which a constant is folded."""
+
+        def __init__(self) -> None:
+            self.table = tf.Variable(np.ones((9, 2), np.float32), name="table")
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, name="ids")])
+        def run(self, ids: Any) -> Any:
+            return {"y": tf.gather(self.table, ids) + tf.reduce_max(self.table)}
+
+    made = Model()
+    tf.saved_model.save(made, str(tmp_path), signatures=made.run)
+    with msplit.prepare(tmp_path, **SIMULATED, batch=4) as folded:
+        folded.update(rows={"table": ([4], np.full((1, 2), 8, np.float32))})
+        assert folded.step({"ids": np.array([0, 4, 8, 4])})["y"].tolist() == [[9, 9], [16, 16], [9, 9], [16, 16]]
+
+
+def test_rows_that_are_wrong_are_put_back(runner: Any, monkeypatch: Any) -> None:
+    values, new = values_of(1), np.full((2, 4), 7, np.float32)
+    with pytest.raises(EngineError, match="rows of table have numbers that are not finite, and had none"):
+        runner.update(rows={"table": ([3, 4], np.full((2, 4), np.nan, np.float32))})
+    right = renew.reference
+    monkeypatch.setattr(
+        renew, "reference", lambda *given, **named: {k: v + 1 for k, v in right(*given, **named).items()}
+    )
+    with pytest.raises(EngineError, match="gives other outputs than TensorFlow on the CPU"):
+        runner.update(rows={"table": ([3, 4], new)})
+    feeds = feeds_of(4) | {"ids": np.array([3, 4, 3, 4])}
+    np.testing.assert_allclose(runner.step(feeds)["y"], expected(values, feeds)["y"], rtol=1e-4, atol=1e-4)
+    monkeypatch.undo()
+    runner.update(rows={"table": ([3, 4], new)})
+    values["table"][[3, 4]] = new
+    np.testing.assert_allclose(runner.step(feeds)["y"], expected(values, feeds)["y"], rtol=1e-4, atol=1e-4)
+
+
 WRONG: dict[str, tuple[Any, Any, str]] = {
     "no variable": ({"nope": np.float32(1)}, None, "no variable 'nope'.*\n.*its variables are: b, b2"),
     "shape": ({"w": np.zeros((7, 9), np.float32)}, None, r"variable 'w' is \[7, 8\], there \[7, 9\]"),

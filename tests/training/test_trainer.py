@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from msplit.errors import EngineError, LoadError, MsplitError, WriteError
 from msplit.formats import atomic
 from msplit.formats.atomic import hold
 from msplit.formats.bundle import Checkpoint
+from msplit.run.request import RunRequest
+from msplit.serving.pool.settings import PoolSettings
 from msplit.training import checkpoint
 from msplit.training.trainer import Trainer, to_train
 from tests.cli.runner import ROOT, SAMPLES
@@ -450,10 +454,15 @@ def test_a_saved_model_of_tensorflow_2_trains_and_its_objects_are_restored(tmp_p
             self.weight.assign_sub(0.1 * self.speed)
             return {"loss": loss}
 
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.float32, "x")])
+        def score(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {"y": self.weight * x}
+
     one = Model()
-    tf.saved_model.save(one, str(tmp_path / "saved"), signatures={"train": one.train})
+    saved = tmp_path / "served" / "1"
+    tf.saved_model.save(one, str(saved), signatures={"train": one.train, "serving_default": one.score})
     x = np.ones(4, np.float32)
-    flat = msplit.load(tmp_path / "saved", signature="train")
+    flat = msplit.load(saved, signature="train")
     with msplit.Trainer(flat, fetches=["loss"], **ON_TENSORFLOW) as trainer:
         got = losses(trainer.run([{"x": x}] * 3))
         path = trainer.save(tmp_path / "model")
@@ -464,6 +473,32 @@ def test_a_saved_model_of_tensorflow_2_trains_and_its_objects_are_restored(tmp_p
     with msplit.Trainer(flat, fetches=["loss"], **ON_TENSORFLOW) as trainer:
         trainer.restore(path)
         assert losses(trainer.run([{"x": x}])) == [float(one.train(x)["loss"])]
+    is_served_as_a_new_version(saved, path, x, x * float(again.weight))
+
+
+def is_served_as_a_new_version(saved: Path, checkpoint: Path, x: Any, expected: Any) -> None:
+    """A checkpoint of one process feeds the server of another: beside the graph in a folder of a higher number, or given to a pool."""
+    pytest.importorskip("grpc")
+    from msplit.serving.server import making
+    from msplit.serving.server.config import ModelConfig
+    from msplit.serving.server.versions import Polling
+
+    request = RunRequest.of(engine="cuda", device="cpu", effort="fast")
+    settings, polling = PoolSettings(groups=1, batches=(4,)), Polling(0.01)
+    with making.ready([ModelConfig("m", saved.parent)], request, settings, polling=polling) as models:
+        pool = models.find("m", 1).signature("").pool
+        assert pool.step({"x": x})["y"].tolist() == [2, 2, 2, 2]
+        (written := saved.parent.with_name("written")).mkdir()
+        shutil.copy(saved / "saved_model.pb", written)
+        (written / "variables").mkdir()
+        for ending in (".index", ".data-00000-of-00001"):
+            shutil.copy(f"{checkpoint}{ending}", written / "variables" / f"variables{ending}")
+        written.rename(saved.with_name("2"))
+        end = time.monotonic() + 60
+        while 2 not in models.versions["m"]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        np.testing.assert_allclose(models.find("m").signature("").pool.step({"x": x})["y"], expected, rtol=1e-6)
 
 
 def test_the_cuda_engine_trains_as_tensorflow_does_and_resumes_bit_equal(model: Path, tmp_path: Path) -> None:

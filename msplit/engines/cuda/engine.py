@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from msplit.engines.cuda.stored.builds import Builds, Opened, Packed
     from msplit.engines.cuda.stored.program import Restored, Weights
-    from msplit.engines.cuda.stored.renewal import Renewal
+    from msplit.engines.cuda.stored.renewal import Renewal, RowRenewal
 
 __all__ = [
     "ENGINE",
@@ -44,6 +44,7 @@ __all__ = [
     "Packed",
     "Renewal",
     "Restored",
+    "RowRenewal",
     "SimulatedVariant",
     "SimulatedVariants",
     "Weights",

@@ -14,6 +14,7 @@ import numpy as np
 from msplit.engines.base import Arrays, Executable, Feeds
 from msplit.errors import MsplitError
 from msplit.progress import Progress
+from msplit.serving.pool.given_values import GivenValues
 from msplit.serving.pool.members import Member, PoolProcess
 from msplit.serving.pool.pool import About, Pool, Renews
 from msplit.serving.pool.ports import Port, Ports
@@ -256,7 +257,7 @@ def make_processes(
     shares = max(places.count(place) for place in places)
     memory = None if settings.max_memory is None else settings.max_memory // shares
     own = [replace(settings, max_queue=0, max_memory=memory, workers=None)]  # the last one holds from now on
-    processes, members = list[PoolProcess](), list[Member]()
+    processes, members, given = list[PoolProcess](), list[Member](), GivenValues()
     try:
         for number, place in enumerate(places):
             tell("starting processes", number / len(places))
@@ -267,10 +268,11 @@ def make_processes(
                     for each in range(number, last)
                 ]
             processes[number].ready(tell, bool)
+            given.bring(processes[number], bool)
             members.append(Member(place, processes[number].listener.getsockname(), processes[number], bool))
             assert members[0].line is not None
             own.append(replace(own[0], groups=members[0].line.hello.settings.groups))
-        return of_members(members, replace(settings, groups=own[-1].groups))
+        return of_members(members, replace(settings, groups=own[-1].groups), given)
     except BaseException:
         for process in processes:
             process.process.hang_up()

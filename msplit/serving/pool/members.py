@@ -10,6 +10,7 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 from weakref import finalize
 
 from msplit.engines.process import Process
@@ -51,21 +52,27 @@ class PoolProcess:
         self.process.send(Start(self._make(), self.listener.fileno(), self._cores))
 
     def ready(self, tell: Progress, over: Callable[[], bool]) -> None:
-        """Waits until clients can connect.
+        """Waits until it can answer requests, which it begins to do when it is told to (`given_values`).
 
         Raises:
             EngineError: It has ended.
             Exception: What it raised.
         """
-        while True:
-            while not self.process.said(_LOOK):
-                go_on(over)
-            said = self.process.receive()
-            if not isinstance(said, tuple):
-                break
+        while isinstance(said := self.answer(over), tuple):
             tell(*said)
         if said is not None:
             raise unpacked_error(said)
+
+    def answer(self, over: Callable[[], bool]) -> Any:
+        """Next message of the process; waits for it.
+
+        Raises:
+            EngineError: It has ended.
+            Closed: The pool is closed.
+        """
+        while not self.process.said(_LOOK):
+            go_on(over)
+        return self.process.receive()
 
     def last_words(self) -> str:
         """The error of its GPU, if that is why it has ended."""

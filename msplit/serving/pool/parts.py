@@ -36,6 +36,7 @@ class PartedRequest:
         self._lock = threading.Lock()
         self._answers: dict[int, Answer] = {}
         self._going: dict[int, PoolFuture] = {}
+        self._values = set[int]()
         self._begun = self._tries = self._most = 0
 
     def begin(self, most: int) -> None:
@@ -55,7 +56,7 @@ class PartedRequest:
         with self._lock:
             if self._whole.done():
                 return
-            going, self._going, self._answers = [*self._going.values()], {}, {}
+            going, self._going, self._answers, self._values = [*self._going.values()], {}, {}, set()
             self._begun, self._tries = 0, self._tries + 1
         for future in going:
             future.cancel()
@@ -85,7 +86,7 @@ class PartedRequest:
         except Exception as problem:  # noqa: BLE001  who waits for the whole gets it
             self._settle(problem)
 
-    def _arrive(self, number: int, tries: int, future: Future[Any]) -> None:
+    def _arrive(self, number: int, tries: int, future: PoolFuture) -> None:
         """Takes the answer to a part, in the thread that delivers it."""
         with self._lock:
             current = tries == self._tries
@@ -100,7 +101,12 @@ class PartedRequest:
             if tries != self._tries:
                 return
             self._answers[number] = future.result()
+            mixed = len(self._values | {future.values}) > 1
+            self._values = {future.values}
             answers = self._answers if len(self._answers) == len(self._parts) else None
+        if mixed:
+            self.restart()
+            return
         if answers is None:
             self._go_on()
             return

@@ -38,8 +38,8 @@ class TakesOver(Protocol):
     def bytes(self) -> int:
         """Size of what changes."""
 
-    def take_over(self) -> None:
-        """Has them take it, while no step runs."""
+    def take_over(self, agree: Callable[[], object]) -> None:
+        """Has them take it, while no step runs; nothing changes where `agree`, called before that is final, raises."""
 
 
 Renews = Callable[[NewValues | None, NewRows | None], tuple[TakesOver, Sequence[OutputCheck], Callable[[], object]]]
@@ -117,7 +117,7 @@ class Pool(DisplayMixin):
         self._steps = steps
         self._driver = ThreadDriver(self._steps, polls=self.polls)
         self._parted: dict[PartedRequest, None] = {}  # a list of it is made at once, whoever adds to it
-        self._renews, self._updating, self._ending = renews, threading.Lock(), threading.RLock()
+        self._renews, self._ending = renews, threading.RLock()
         _OPEN.add(self)
         weakref.finalize(self, self._driver.dismiss).atexit = False
 
@@ -249,7 +249,7 @@ class Pool(DisplayMixin):
             level: Priority level.
             since: Time of coming.
             deadline: Time by which it has to be started.
-            reply: Object that gets the answer, with the methods of a future.
+            reply: Object that gets the answer, with the methods of a future, and one that is called when a step has it.
 
         Raises:
             EngineError: As `submit`.
@@ -259,6 +259,7 @@ class Pool(DisplayMixin):
             if not claim():
                 return
             if (step := self._steps.take(level, rows)) is not None:
+                reply.begun()
                 self._driver.start_alone(step, feeds, reply)
                 return
         self._steps.put(Request(rows, self.ports.key(feeds), level, since, deadline, claim, feeds, reply))
@@ -283,30 +284,41 @@ class Pool(DisplayMixin):
         """Gives the model other values while it answers requests: each answer is of the old ones or of the new ones, all of them.
 
         It is made again beside the steps, and verified, as `Runner.update` says. Then no step is started until those that run are over and
-        what differs is copied to where it lies.
+        what differs is copied to where it lies. Where the pool has processes, each does so, and all of them copy or none does.
 
         Args:
             source: The model with other values, a checkpoint, or arrays by the names of variables; of a build another build.
             rows: Rows of variables on top of that: their numbers, and their values.
 
         Raises:
-            EngineError: They are of another model, give wrong outputs, or make another program; or the pool has processes. Nothing has
-                changed then.
+            EngineError: They are of another model, give wrong outputs, or make another program; or this is a copy of the pool in another
+                process. Nothing has changed then.
             LoadError: They can not be read.
+        """
+        if source is None and not rows:
+            raise EngineError("there are no values", fix="give a model, a checkpoint, or rows")
+        with self._steps.updating:
+            return self._steps.update(source, rows) or self.take_values(source, rows, bool)
+
+    def take_values(self, source: NewValues | None, rows: NewRows | None, agree: Callable[[], object]) -> ValueUpdate:
+        """Gives the model other values where its steps run in this process; see `update`.
+
+        Args:
+            source: As for `update`.
+            rows: Likewise.
+            agree: Called when all is ready, and once more when no step runs. The old values stay where it raises.
         """
         if self._renews is None:
             raise EngineError("the model of this pool takes no other values", fix="make another pool")
-        if source is None and not rows:
-            raise EngineError("there are no values", fix="give a model, a checkpoint, or rows")
-        with self._updating:
-            renewal, checks, keep = self._renews(source, rows)
-            with self._steps.paused(self._driver.drive):
-                if self._steps.scheduler.closed:
-                    raise Closed("the pool is closed", fix="open another one")
-                renewal.take_over()
-                for request in [*self._parted]:
-                    request.restart()
-            keep()
+        renewal, checks, keep = self._renews(source, rows)
+        agree()
+        with self._steps.paused(self._driver.drive):
+            if self._steps.scheduler.closed:
+                raise Closed("the pool is closed", fix="open another one")
+            renewal.take_over(agree)
+            for request in [*self._parted]:
+                request.restart()
+        keep()
         return ValueUpdate(renewal.bytes, False, tuple(checks))
 
     def stats(self) -> Stats:

@@ -19,17 +19,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import NoReturn
 from weakref import ref
 
 from msplit.engines.process import LOST
 from msplit.errors import Busy, Closed, DeviceLost, EngineError, ProcessLost, TimedOut
+from msplit.serving.pool.given_values import GivenValues
 from msplit.serving.pool.members import Member, ProcessLine, go_on, readable
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, settle
 from msplit.serving.pool.worker import Hello
+from msplit.verify.results import NewRows, NewValues, ValueUpdate
 
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before a process that can not be started is started once more: at first, and at most."""
@@ -50,11 +51,13 @@ class ProcessSteps(PoolSteps):
     Args:
         members: The processes.
         settings: Settings; of them, priorities, retries and max_queue matter here.
+        given: Values that the processes were given.
     """
 
-    def __init__(self, members: Sequence[Member], settings: PoolSettings) -> None:
+    def __init__(self, members: Sequence[Member], settings: PoolSettings, given: GivenValues) -> None:
         assert members[0].line is not None
         self._members, self._settings, hello = [*members], settings, members[0].line.hello
+        self._given = given
         self._few = 2 * int(hello.settings.groups)
         self._bell = bell = select.epoll()
         waits = SimpleNamespace(over=lambda: True, wait=partial(bell.poll, _NAP))  # stands for all slots
@@ -210,6 +213,8 @@ class ProcessSteps(PoolSteps):
         if line is None or not (slots := line.memory.answers.take()):
             return
         came = [(request := line.trips.pop(slot), line.memory.told(slot, request.rows)) for slot in slots]
+        for slot, (request, _) in zip(slots, came, strict=True):
+            request.future.values = line.memory.values(slot)
         usual = settle([(request.future, result) for request, result in came])
         with self._lock:
             for slot, (request, _) in zip(slots, came, strict=True):
@@ -283,16 +288,31 @@ class ProcessSteps(PoolSteps):
     def _renew(self, member: Member, known: Hello) -> None:
         """Starts another process, where this one is to, and connects to it. Raises what hinders it; `Closed` where nobody needs it."""
         if member.process is not None:
-            member.process.process.close()
+            with self.updating:  # it is asked meanwhile, and told that it has ended
+                member.process.process.close()
             member.process.begin()
             member.process.ready(lambda what, share: None, self._is_over)
-        line = ProcessLine(member.place, member.address, self._is_over)
-        if (line.hello.sizes, line.hello.ports.inputs) != (known.sizes, known.ports.inputs):
-            raise EngineError("the model has changed since the pool was opened", fix="open another pool")
-        with self._lock:
-            go_on(self._is_over)
-            member.line, member.restarts = line, member.restarts + 1
-            self._listen(member)
+        with self.updating:
+            if member.process is not None:
+                self._given.bring(member.process, self._is_over)
+            line = ProcessLine(member.place, member.address, self._is_over)
+            if (line.hello.sizes, line.hello.ports.inputs) != (known.sizes, known.ports.inputs):
+                raise EngineError("the model has changed since the pool was opened", fix="open another pool")
+            with self._lock:
+                go_on(self._is_over)
+                member.line, member.restarts = line, member.restarts + 1
+                self._listen(member)
+
+    def update(self, source: NewValues | None, rows: NewRows | None) -> ValueUpdate:
+        """Gives the model other values in all processes. Raises what `GivenValues.give` does."""
+        ready = [member.process for member in self._members if member.line is not None]
+        processes = [process for process in ready if process is not None]
+        if len(processes) < len(ready):
+            raise EngineError("this pool was opened by another process", fix="give other values to it there")
+        if not processes:
+            self.scheduler.check_open()
+            raise EngineError("no process of the pool is there", fix="try it again when one is")
+        return self._given.give((source, rows), processes, self._closing.is_set)
 
     def _is_over(self) -> bool:
         """True where nothing is left to be done by a process that would be started."""
@@ -328,6 +348,7 @@ class ProcessSteps(PoolSteps):
     def end(self) -> None:
         """Lets go of the processes, and ends those that were started here."""
         self._closing.set()
+        self._given = GivenValues()
         with self._lock:
             lines = [member.line for member in self._members if member.line is not None]
             for member in self._members:
@@ -409,28 +430,16 @@ def attach(places: Sequence[tuple[str, bytes]], settings: PoolSettings) -> Pool:
         Closed: That one is closed.
     """
     try:
-        return of_members([Member(place, address, None, bool) for place, address in places], settings)
+        return of_members([Member(place, address, None, bool) for place, address in places], settings, GivenValues())
     except LOST as problem:
         raise Closed("the pool that was sent here is closed", fix="send one that is open") from problem
 
 
-def of_members(members: Sequence[Member], settings: PoolSettings) -> Pool:
+def of_members(members: Sequence[Member], settings: PoolSettings, given: GivenValues) -> Pool:
     """Makes a pool of processes that are ready."""
     hellos = [member.line.hello for member in members if member.line is not None]
     about = _about([hello.about for hello in hellos], len({member.place for member in members}))
-    return Pool(hellos[0].ports, (), settings, about, steps=ProcessSteps(members, settings), renews=_refuse_values)
-
-
-def _refuse_values(source: object, rows: object) -> NoReturn:
-    """Refuses other values, since some processes might have them and others not.
-
-    Raises:
-        EngineError: Always.
-    """
-    raise EngineError(
-        "a pool of processes takes no other values",
-        fix="open another one with the new model and close this one; or have one GPU and no workers",
-    )
+    return Pool(hellos[0].ports, (), settings, about, steps=ProcessSteps(members, settings, given))
 
 
 def _about(every: Sequence[About], gpus: int) -> About:

@@ -45,8 +45,9 @@ COUNTS = struct.Struct("<6q")
 ended, that run, rows of steps, rows of padding."""
 REQUEST = struct.Struct("<qqqdd")
 """Bytes that are spilled (0: the arrays are as laid out), rows, priority level, time of coming and deadline (CLOCK_MONOTONIC)."""
-ANSWER = struct.Struct("<qq")
-"""Bytes that are spilled (0: the arrays are as laid out), and what the answer is: `OUTPUTS`, `ERROR` or `DROPPED`."""
+ANSWER = struct.Struct("<qqq")
+"""Bytes that are spilled (0: the arrays are as laid out), what the answer is (`OUTPUTS`, `ERROR` or `DROPPED`), and the number of the
+values that it was made with."""
 OUTPUTS, ERROR, DROPPED = 0, 1, 2
 
 SPILL = 64 << 20
@@ -282,13 +283,17 @@ class Memory:
             self.inputs.release(slot, size)
         return found, rows, level, since, deadline
 
-    def tell(self, slot: int, kind: int, size: int) -> None:
+    def tell(self, slot: int, kind: int, size: int, values: int = 0) -> None:
         """Writes what became of a request whose outputs, or whose error, are in place; `answers.push` is next."""
-        ANSWER.pack_into(self._memory, self._tells + ANSWER.size * slot, size, kind)
+        ANSWER.pack_into(self._memory, self._tells + ANSWER.size * slot, size, kind, values)
+
+    def values(self, slot: int) -> int:
+        """Number of the values that an answer was made with."""
+        return int(ANSWER.unpack_from(self._memory, self._tells + ANSWER.size * slot)[2])
 
     def told(self, slot: int, rows: int) -> dict[str, NDArray[Any]] | Exception:
         """Answer to a request: outputs, which belong to the caller, or the error."""
-        size, kind = ANSWER.unpack_from(self._memory, self._tells + ANSWER.size * slot)
+        size, kind, _ = ANSWER.unpack_from(self._memory, self._tells + ANSWER.size * slot)
         if kind == OUTPUTS and not size:
             return {name: value.copy() for name, value in self.outputs.read(slot, rows, 0).items()}
         if kind == DROPPED:

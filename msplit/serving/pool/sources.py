@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -26,7 +27,7 @@ from msplit.run.buckets import rows_of
 from msplit.run.build import LoadedBuild, Made, make, values_of, verify_step, whole_reference
 from msplit.run.build import load as load_build
 from msplit.run.prepare import make_ready
-from msplit.run.renew import ModelValues, making_beside, verify_made
+from msplit.run.renew import ModelValues, executable_beside, making_beside, verify_made
 from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
 from msplit.serving.pool.making import Recipe, make_processes
@@ -36,7 +37,7 @@ from msplit.serving.pool.ports import Ports, Shape
 from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.steps import Answer, SimulatedSlot, Slot, StepSlot
 from msplit.shapes.infer import stated_shapes
-from msplit.verify.results import NewRows, NewValues, OutputCheck
+from msplit.verify.results import OutputCheck
 
 MAX_BATCH = 64
 """Default of the most rows of a step: on an H200, 64 rows of a recommender take 1.4 times as long as one."""
@@ -205,17 +206,21 @@ def _renews_model(flat: FlatGraph, made: Made, loaded: LoadedBuild, request: Run
     """Makes what gives a model that was compiled here other values."""
     values, renewal = ModelValues(flat, {}), ENGINE.builds(request.places[0]).renewal
 
-    def renews(
-        source: NewValues | None, rows: NewRows | None
-    ) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
+    def renews(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
         other, state = values.changed(source, rows)
-        checks, live, new = list[OutputCheck](), [], []
+        jobs = [replace(job, flat=other, state=state) for job in made.jobs.values()]
+        live = [loaded.restored[program].compiled.program for program in made.jobs]
+        checks, new, largest, stack = list[OutputCheck](), [], loaded.restored[[*made.jobs][-1]], ExitStack()
         with making_beside(request.places[0], object):
             try:
-                for program, job in made.jobs.items():
-                    again = replace(job, flat=other, state=state)
-                    live.append(loaded.restored[program].compiled.program)
-                    with renewal.sharing_with(live[-1]):
+                if source is None and not largest.hosted:
+                    beside = partial(executable_beside, largest.compiled, largest.plan, jobs[-1], stack)
+                    alone, checks = values.row_renewal(jobs[-1], rows, live, beside, request)
+                    if alone is not None:
+                        stack.callback(values.keep, other, state)
+                        return alone, checks, stack.close
+                for program, again in zip(live, jobs, strict=True):
+                    with renewal.sharing_with(program):
                         compiled = ENGINE.compile(again)
                     if compiled.optimized.host is not None:
                         fix = "make another pool"

@@ -26,6 +26,7 @@ from msplit.errors import Closed, EngineError, TimedOut
 from msplit.serving.pool.ports import Ports
 from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
+from msplit.verify.results import NewRows, NewValues, ValueUpdate
 
 Answer = dict[str, Any]
 """Outputs by name: arrays, or PyTorch tensors where they stay on the device."""
@@ -179,6 +180,8 @@ class Worker(Protocol):
 class PoolFuture(Future[Any]):
     """Answer to a request, which may not be there yet. Used as any other `Future`."""
 
+    values = 0  # number of the model's values that it was made with, where a process told it
+
     def __init__(self, worker: Worker) -> None:
         if _KNOWN:
             self._condition: Any = worker.condition
@@ -319,12 +322,13 @@ class PoolSteps:
         spin: Most seconds for which a thread that waits for an answer polls before it sleeps.
         sleeps: True where a thread that waits for a step sleeps until it is over, also if no other one waits.
         most_parts: Most parts of one request that are there at a time (`parts`): as many steps as run at once.
+        updating: Held while the model gets other values.
     """
 
     def __init__(self, ports: Ports, slots: Sequence[Slot], scheduler: Scheduler, threads: int = 0) -> None:
         self._ports, self.slots, self.scheduler = ports, slots, scheduler
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="msplit-step") if threads else None
-        self._lock, self._polling, self._pausing = threading.Lock(), threading.Lock(), threading.Lock()
+        self._lock, self._polling, self.updating = threading.Lock(), threading.Lock(), threading.Lock()
         self.flying: list[Step] = []
         self.polled = -NEVER
         self.orphaned = False
@@ -516,20 +520,22 @@ class PoolSteps:
     @contextlib.contextmanager
     def paused(self, drive: Callable[[float], object]) -> Iterator[None]:
         """A block in which no step runs; requests wait. `drive` ends those that run."""
-        with self._pausing:
+        with self._lock:
+            self.scheduler.paused = True
+        try:
+            while self.scheduler.running:
+                drive(0.0)
+                if not self.run_ready():
+                    time.sleep(_LOOK)
+            yield
+        finally:
             with self._lock:
-                self.scheduler.paused = True
-            try:
-                while self.scheduler.running:
-                    drive(0.0)
-                    if not self.run_ready():
-                        time.sleep(_LOOK)
-                yield
-            finally:
-                with self._lock:
-                    self.scheduler.paused = False
-                for _ in self.slots:
-                    self.start_due(time.perf_counter(), join=False)
+                self.scheduler.paused = False
+            for _ in self.slots:
+                self.start_due(time.perf_counter(), join=False)
+
+    def update(self, source: NewValues | None, rows: NewRows | None) -> ValueUpdate | None:
+        """Gives the model other values where it is, if that is not here; called with `updating` held."""
 
     def close(self, *, finish: bool = True) -> None:
         """Takes no more requests. Those that wait fail, unless they are to be finished."""

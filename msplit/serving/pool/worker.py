@@ -22,11 +22,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
 
 from msplit.errors import DeviceLost, EngineError
 from msplit.progress import Progress
+from msplit.serving.pool.given_values import Message, take_values
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Ports
 from msplit.serving.pool.ring import COUNTS, DROPPED, ERROR, OUTPUTS, Memory, MemorySizes, bytes_of, packed_error
@@ -130,7 +132,11 @@ class _Client:
 
 
 class _Serving:
-    """The main loop, and what its callbacks share."""
+    """The main loop, and what its callbacks share.
+
+    Attributes:
+        values: Number of the model's values; steps that run have them.
+    """
 
     def __init__(self, pool: Pool, hello: Hello, listener: socket.socket, stop: int, cores: int) -> None:
         self.pool, self._hello, self._listener, self._stop = pool, hello, listener, stop
@@ -148,6 +154,7 @@ class _Serving:
         for handle in (listener.fileno(), stop):
             self._poller.register(handle, select.EPOLLIN)
         self.lost: DeviceLost | None = None
+        self.values = 0
 
     def run(self) -> None:
         """Answers requests until it is to stop, or the GPU fails."""
@@ -214,7 +221,7 @@ class _Serving:
         with self._lock:
             self._under_way -= reply.weight
             if not client.gone:
-                client.memory.tell(reply.slot, kind, size)
+                client.memory.tell(reply.slot, kind, size, reply.values)
                 client.memory.answers.push(reply.slot)
             self._concerned.add(client)
             self._answered = True
@@ -246,17 +253,23 @@ class SlotReply:
         client, slot: Who gets it, and where.
         rows: Rows of the request.
         weight: Rows that it adds to those under way; 0 until it has been read.
+        values: Number of the values that its step has.
     """
 
-    __slots__ = ("_serving", "client", "rows", "slot", "weight")
+    __slots__ = ("_serving", "client", "rows", "slot", "values", "weight")
 
     def __init__(self, serving: _Serving, client: _Client, slot: int) -> None:
         self._serving, self.client, self.slot = serving, client, slot
-        self.rows = self.weight = 0
+        self.rows = self.weight = self.values = 0
+
+    def begun(self) -> None:
+        """Takes note that a step has it: other values come when no step runs."""
+        self.values = self._serving.values
 
     def set_running_or_notify_cancel(self) -> bool:
         """Takes the request for a step; False where nobody waits for it, which the client is told."""
         if not self.client.memory.flags[self.slot]:
+            self.begun()
             return True
         self._serving.tell(self, DROPPED, 0)
         return False
@@ -283,11 +296,12 @@ class SlotReply:
         self._serving.tell(self, ERROR, size)
 
 
-def _watch(pipe: Connection, parent: int, stop: int) -> None:
-    """Ends this process when the one that started it is gone or wants it to, whatever the main thread does."""
+def _watch(pipe: Connection, parent: int, stop: int, said: SimpleQueue[Message]) -> None:
+    """Takes what the process that started this one says, and ends this one when that is gone or wants it to, whatever other threads do."""
     with suppress(OSError, EOFError):
-        while not pipe.poll(_WATCH) and os.getppid() == parent:
-            pass
+        while os.getppid() == parent:
+            if pipe.poll(_WATCH):
+                said.put(pipe.recv())
     os.eventfd_write(stop, 1)
     time.sleep(_GRACE)
     os._exit(1)
@@ -298,7 +312,8 @@ def main(arguments: Sequence[str]) -> None:
     pipe, parent = Connection(int(arguments[0])), int(arguments[1])
     start: Start = pipe.recv()
     stop, listener = os.eventfd(0), socket.socket(fileno=start.listens)
-    threading.Thread(target=_watch, args=(pipe, parent, stop), daemon=True).start()
+    said, begin = SimpleQueue[Message](), threading.Event()
+    threading.Thread(target=_watch, args=(pipe, parent, stop, said), daemon=True).start()
     try:
         pool = start.make(lambda what, share: pipe.send((what, share)))
         ports = pool.ports.on_host()
@@ -311,7 +326,14 @@ def main(arguments: Sequence[str]) -> None:
         return
     gc.collect()
     gc.freeze()
+
+    def numbered(number: int) -> None:
+        serving.values = number
+        begin.set()
+
     pipe.send(None)
+    threading.Thread(target=take_values, args=(pool.take_values, pipe, said, numbered), daemon=True).start()
+    begin.wait()
     serving.run()
     if serving.lost is not None:
         pipe.send(packed_error(serving.lost))

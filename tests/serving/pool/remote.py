@@ -61,12 +61,67 @@ def made(folder: str, threads: int, settings: PoolSettings, tell: Progress) -> P
     return Pool(ports, ready, settings, About("by value", outputs, (), (), {"bytes": 5}), threads=threads)
 
 
-def started(count: int = 2, folder: str | Path = "/", threads: int = 0, **settings: Any) -> Pool:
+class Version:
+    """What the steps of a process multiply by: they read it when they begin and when they end.
+
+    In the folder, a file named after a moment (prepare, take over) ends the process with that number then; it is taken away before.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.now, self._folder, self._number, self.bytes = 1.0, folder, number, 8
+
+    def step(self, feeds: Any) -> dict[str, Any]:
+        began = self.now
+        time.sleep(2e-4)
+        return {"y": feeds["x"] * 0 + np.array([began, self.now]), "twice": np.array(float(os.getpid()))}
+
+    def renews(self, source: Any, rows: Any) -> tuple[Any, tuple[()], Any]:
+        if isinstance(source, str):
+            source = {"v": float(Path(source).read_text())}
+        if (rows or {}).get("v"):
+            source = {"v": rows["v"][1][-1]}
+        if source["v"] < (0 if self._number else -1):
+            raise EngineError("it gives other outputs", fix="give right ones", details=["of many"])
+        self._end("prepare")
+        time.sleep(5e-3 * self._number)
+        self._wanted = float(source["v"])
+        return self, (), lambda: None
+
+    def take_over(self, agree: Any) -> None:
+        agree()
+        self._end("take over")
+        time.sleep(1e-3 * self._number)
+        self.now = self._wanted
+
+    def _end(self, moment: str) -> None:
+        file = self._folder / moment
+        with suppress(FileNotFoundError):  # another process has taken it away
+            if int(file.read_text() or -1) == self._number:
+                file.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def versioned(folder: str, number: int, threads: int, settings: PoolSettings, tell: Progress) -> Pool:
+    """The pool of one process whose values can be changed."""
+    one = Version(Path(folder), number)
+    ports = Ports({"x": FLOAT}, {n: {"x": (n, 2)} for n in (1, 4)}, ({"x": 1}, {"y": 1, "twice": 0}), max_rows=1000)
+    slots = [StepSlot({0: one.step}, ports) for _ in range(int(settings.groups))]
+    ready = [(0, slot if threads else SimulatedSlot(slot)) for slot in slots]
+    outputs = {"y": Port("float64", (None, 2)), "twice": Port("float64", ())}
+    return Pool(ports, ready, settings, About("versions", outputs, (), (), {}), threads=threads, renews=one.renews)
+
+
+def started(
+    count: int = 2, folder: str | Path = "/", threads: int = 0, versions: bool = False, **settings: Any
+) -> Pool:
     """A pool of so many processes."""
 
     def of(number: int, own: PoolSettings) -> Callable[[Progress], Pool]:
-        del number
-        return partial(made, str(folder), threads, own)
+        return (
+            partial(versioned, str(folder), number, threads, own)
+            if versions
+            else partial(made, str(folder), threads, own)
+        )
 
     chosen = PoolSettings(**{"groups": 1, **settings})
     return making.make_processes(of, [f"cpu:{number}" for number in range(count)], chosen, silent, together=True)

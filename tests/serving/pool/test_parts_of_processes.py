@@ -180,10 +180,9 @@ def test_as_many_rows_as_may() -> None:
             pool.submit(feeds(1.0, 10))
 
 
-def test_other_values_are_refused(pool: Pool) -> None:
-    with pytest.raises(EngineError, match="a pool of processes takes no other values") as told:
+def test_other_values_of_a_model_that_takes_none_are_refused(pool: Pool) -> None:
+    with pytest.raises(EngineError, match="takes no other values"):
         pool.update({"b": np.zeros(8, np.float32)})
-    assert "open another one with the new model" in str(told.value)
     assert is_right(pool.step(feeds(7.0, 9)), feeds(7.0, 9))
 
 

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.errors import Closed, EngineError
+from msplit.errors import Closed, EngineError, MsplitError
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.pool.settings import PoolSettings
 from msplit.verify.results import OutputCheck
+from tests import forked
+from tests.serving.pool.remote import alive, kill, wait, whole
 from tests.serving.pool.scripted import BOTH, SOON, Script, ScriptedSlot, feeds, ports, together, until
 from tests.updating import check, expected, feeds_of, saved, values_of, version_of
 
@@ -45,7 +47,8 @@ class Versions:
         self.wanted = float(source)
         return self, (), lambda: self.kept.append(self.now)
 
-    def take_over(self) -> None:
+    def take_over(self, agree: Any) -> None:
+        agree()
         if self.running:
             self.faults.append(f"{self.running} steps run")
         time.sleep(1e-3)
@@ -218,19 +221,33 @@ def test_a_model_answers_beside_updates(models: Mapping[int, Path]) -> None:
         values = values_of(2)
         values["table"][1] = 9
         check(pool.step, values, 11)
-        with pytest.raises(EngineError, match="it is another program"):
+        with pytest.raises(EngineError, match=r"it is another program.*\n.*open another one with the new model"):
             pool.update({"b": np.zeros(8, np.float32)})
         check(pool.step, values, 11)
 
 
 @pytest.mark.tf
-def test_processes_of_two_gpus_refuse_updates_and_answer_any_number_of_rows(models: Mapping[int, Path]) -> None:
-    with msplit.pool(models[1], **SIMULATED, max_batch=4, groups=1, devices=(0, 1)) as pool:
-        for update in (lambda: pool.update(models[2]), lambda: pool.update(rows={"table": ([1], np.zeros((1, 4)))})):
-            with pytest.raises(EngineError, match="a pool of processes takes no other values"):
-                update()
-        for rows in (0, 1, 4, 11, 40):
-            check(pool.step, values_of(1), rows)
+def test_processes_of_two_gpus_take_values_over_and_keep_them(models: Mapping[int, Path]) -> None:
+    with (
+        forked.instead(forked.TENSORFLOW),
+        msplit.pool(models[1], **SIMULATED, batches=[4], groups=1, devices=(0, 1)) as pool,
+    ):
+        update, values = pool.update({name: values_of(2)[name] for name in ("table", "scale")}), values_of(1)
+        values |= {name: values_of(2)[name] for name in ("table", "scale")}
+        assert [one.against for one in update.checks] == ["TensorFlow on the CPU"] * 2
+        check(pool.step, values, 40)
+        for given, words in (
+            ({"b": np.zeros(8)}, "variable 'b' is float32, there float64"),
+            (Path("no/such/model"), "there is no such file"),
+        ):
+            with pytest.raises(MsplitError, match=f"(?s){words}"):
+                pool.update(given)
+        pool.update(rows={"table": (np.array([1]), np.full((1, 4), 9, np.float32))})
+        values["table"][1] = 9
+        check(pool.step, values, 40)
+        pid = kill(pool)
+        wait(lambda: not alive(pid) and whole(pool))
+        check(pool.step, values, 40)
 
 
 @pytest.mark.tf

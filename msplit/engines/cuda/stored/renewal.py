@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.program import Program, sharing
 from msplit.engines.cuda.options import EngineOptions
@@ -33,6 +34,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_ONCE = 1 << 24
 """Elements that are compared at once."""
 
+Array = NDArray[Any]
 _Place = tuple[int, int, torch.Tensor, torch.Tensor]
 """First byte of a constant, the one behind its last, the constant, and what takes its place."""
 
@@ -60,7 +62,10 @@ class Renewal:
         known = []
         for one, other in zip(live, new, strict=True):
             if said := difference(one, other):
-                raise EngineError(f"with these values it is another program: {said}", fix="prepare it anew")
+                raise EngineError(
+                    f"with these values it is another program: {said}",
+                    fix="open another one with the new model, then close this one",
+                )
             assert isinstance(one.known, MutableMapping)
             known.append((one.known, other.known))
             for key in sorted(_read(one)):
@@ -82,8 +87,10 @@ class Renewal:
         """Size of what changes."""
         return sum(old.numel() * old.element_size() for old, _ in self.pairs)
 
-    def take_over(self) -> None:
-        """Copies the values to where the others are, and waits for that. No step may run meanwhile."""
+    def take_over(self, agree: Callable[[], object] = bool) -> None:
+        """Copies the values to where the others are, and waits for that. No step may run meanwhile. Nothing has changed where `agree`
+        raises."""
+        agree()
         for place in {old.device for old, _ in self.pairs}:
             with aside(str(place)), torch.no_grad():
                 for old, value in self.pairs:
@@ -91,6 +98,86 @@ class Renewal:
                         old.copy_(value)
         for known, values in self.known:
             known.update(values)
+
+
+@dataclass(frozen=True, eq=False)
+class RowRenewal:
+    """Rows that take the place of others in tables of which steps do nothing but look rows up.
+
+    Attributes:
+        rows: Tables, numbers of rows, and what these are to be.
+        check: Runs a step and looks at its outputs.
+    """
+
+    rows: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    check: Callable[[], object]
+
+    @property
+    def bytes(self) -> int:
+        """Size of what changes."""
+        return sum(values.numel() * values.element_size() for _, _, values in self.rows)
+
+    def take_over(self, agree: Callable[[], object] = bool) -> None:
+        """Copies the rows, and looks at a step. The old rows are back where that, or `agree`, raises. No step may run meanwhile."""
+        before = []
+        for table, ids, _ in self.rows:
+            with aside(str(table.device)):  # over before they are written to
+                before.append(table.index_select(0, ids))
+        try:
+            self._copy([values for _, _, values in self.rows])
+            self.check()
+            agree()
+        except BaseException:
+            self._copy(before)
+            raise
+
+    def _copy(self, every: Sequence[torch.Tensor]) -> None:
+        for (table, ids, _), values in zip(self.rows, every, strict=True):
+            with aside(str(table.device)), torch.no_grad():
+                table.index_copy_(0, ids, values)
+
+
+def rows_of(
+    live: Sequence[Program], nodes: Collection[int], lookups: Collection[int], ids: Array, old: Array, new: Array
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Rows of a table where they lie as they are in every program, each place once; for `RowRenewal`.
+
+    Args:
+        live: Programs that run.
+        nodes: Nodes of the model that are the table.
+        lookups: Nodes that look its rows up.
+        ids: Numbers of rows, each once.
+        old: Rows of now.
+        new: What they are to be.
+
+    Returns:
+        Nothing where a program has the table in another way, such as beside others.
+    """
+    found: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+    for program in live:
+        keys = {(node, 0) for node in nodes}.intersection(_read(program))
+        done = {node for step in program.steps if keys & {*step.inputs} for node in step.op.source_nodes}
+        if not keys or not done.issuperset(lookups):
+            return []
+        for table in [program.constants[key] for key in sorted(keys)]:
+            rows, numbers = (to_torch(array, table.device) for array in (old, ids))
+            alike = table.is_contiguous() and (table.dtype, table.shape[1:]) == (rows.dtype, rows.shape[1:])
+            bits = _BITS.get(table.element_size(), table.dtype)  # PyTorch selects no rows of unsigned numbers
+            if not alike or not _same(table.view(bits).index_select(0, numbers), rows.view(bits)):
+                return []
+            first, end = table.data_ptr(), table.data_ptr() + table.numel() * table.element_size()
+            for key in _read(program) - keys:
+                start = program.constants[key].data_ptr()
+                if first - _span(program.constants[key]) < start < end:
+                    return []
+            found[first] = table.view(bits), numbers, to_torch(new, table.device).view(bits)
+    return [*found.values()]
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element of a tensor to the end of the last one; 0 of an empty one."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return last * tensor.element_size() if tensor.numel() else 0
 
 
 def sharing_with(program: Program) -> contextlib.AbstractContextManager[object]:
@@ -196,8 +283,7 @@ def _refuse_overlaps(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None
     places: dict[torch.device, list[_Place]] = {}
     for old, value in pairs:
         if old.numel():
-            last = sum((size - 1) * step for size, step in zip(old.shape, old.stride(), strict=True)) + 1
-            end = old.data_ptr() + last * old.element_size()
+            end = old.data_ptr() + _span(old)
             places.setdefault(old.device, []).append((old.data_ptr(), end, old, value))
     for several in places.values():
         end, last = 0, several[0]

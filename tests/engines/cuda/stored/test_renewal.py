@@ -12,9 +12,10 @@ pytest.importorskip("torch")
 import torch
 
 from msplit.core.dag import Dag
-from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.stored.program import Weights, tensor_of
-from msplit.engines.cuda.stored.renewal import Renewal, difference
+from msplit.engines.cuda.stored.renewal import Renewal, RowRenewal, difference, rows_of
 from msplit.errors import EngineError
 
 
@@ -87,6 +88,52 @@ def test_parts_of_one_memory_stay_parts_of_one() -> None:
     apart = program(whole[:2], whole[2:])
     Renewal.of([apart], [program(of(1, 1), of(2, 2))]).take_over()
     assert whole.tolist() == [1, 1, 2, 2]
+
+
+def looking_up(table: Any, *others: Any, node: int = 1, source: int = 5) -> Program:
+    """A program with one step, which does what node `source` did, on a table; and constants beside."""
+    step = KernelCall(Op(9, "g", "Gather", {}, [(node, 0)], [source]), lambda *_: (), ((node, 0),), 1, True, 0, (-1,))
+    beside = {(20 + number, 0): other for number, other in enumerate(others)}
+    fetches = {str(key): key for key in beside}
+    return Program((step,), {(node, 0): table, **beside}, {}, fetches, {}, Dag.of(1, [], []))
+
+
+def test_rows_are_found_where_the_table_lies_as_it_is() -> None:
+    table, ids = torch.arange(12.0).view(6, 2), np.array([1, 4])
+    old, new = table.numpy()[ids], np.full((2, 2), -1, np.float32)
+    found = rows_of([looking_up(table), looking_up(table, of(1))], {1}, {5}, ids, old, new)
+    assert [one[0].data_ptr() for one in found] == [table.data_ptr()], "two programs share it"
+    for live, more in (
+        (looking_up(table, table[5:]), {}),  # something else has a part of its memory
+        (looking_up(table.t().contiguous().t()), {}),
+        (looking_up(table + 1), {}),
+        (looking_up(table.double()), {}),
+        (looking_up(table, node=2), {}),  # made of it: another constant
+        (looking_up(table), {"lookups": {5, 6}}),  # the other lookup reads something else
+    ):
+        assert (
+            rows_of([looking_up(table), live], **({"nodes": {1}, "lookups": {5}} | more), ids=ids, old=old, new=new)
+            == []
+        )
+
+    def refuse() -> None:
+        assert table[4].tolist() == [-1, -1]
+        raise EngineError("no")
+
+    before = table.clone()
+    for check, agree in ((refuse, bool), (bool, refuse)):
+        renewal = RowRenewal(found, check)
+        assert renewal.bytes == 16
+        with pytest.raises(EngineError, match="no"):
+            renewal.take_over(agree)
+        assert torch.equal(table, before)
+    RowRenewal(found, bool).take_over()
+    assert table[4].tolist() == [-1, -1]
+    for kind in (np.uint16, np.uint32, np.uint64, np.bool_, np.float16, np.int8, np.complex64):
+        table = torch.from_numpy(np.arange(6).reshape(3, 2).astype(kind))
+        old, new = table.numpy()[[1]].copy(), np.ones((1, 2), kind)
+        RowRenewal(rows_of([looking_up(table)], {1}, {5}, np.array([1]), old, new), bool).take_over()
+        assert table.numpy()[1].tolist() == new[0].tolist()
 
 
 @pytest.mark.parametrize(
