@@ -326,6 +326,7 @@ class Server:
         self.process = subprocess.Popen(
             [*map(str, command), *shlex.split(args.serve)], stdout=self.file, stderr=subprocess.STDOUT, cwd=ROOT
         )
+        self.began, self.opening = time.time(), 0.0
         self.memory: list[tuple[float, int, int]] = []
         self.over = threading.Event()
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
@@ -337,6 +338,7 @@ class Server:
             if self.process.poll() is not None:
                 raise SystemExit(f"the server ended: {self.log.read_text()}")
             time.sleep(0.1)
+        self.opening = time.time() - self.began
 
     def statuses(self) -> dict[int, tuple[int, str]]:
         """State of each version, and what is wrong with it."""
@@ -356,16 +358,18 @@ class Server:
                 gpu = sum(int(float(one)) for one in found)
             self.memory.append((time.time(), host, gpu))
 
-    def killed(self, pattern: str) -> bool:
-        """Kills one of its processes, if it has such."""
-        found = []
+    def killed(self, pattern: str) -> bool | None:
+        """Kills one of its processes, if it has such; None where one of them was started so lately that none might be left to answer."""
+        found = dict[int, float]()
         for pid in children(self.process.pid):
             with suppress(OSError):
                 if pattern.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
+                    found[pid] = os.stat(f"/proc/{pid}").st_ctime
+        if found and time.time() < max(found.values()) + 2 * self.opening:
+            return None
         with suppress(ProcessLookupError):
             if found:
-                os.kill(random.choice(found), signal.SIGKILL)
+                os.kill(random.choice([*found]), signal.SIGKILL)
                 return True
         return False
 
@@ -498,9 +502,9 @@ def soaked(args: argparse.Namespace) -> tuple[list[tuple[str, str]], list[str]]:
         updating.start()
         due = begin + args.kill_every
         while time.time() < end and server.process.poll() is None:
-            if args.kill_every and time.time() >= due:
-                killed["killed" if server.killed(args.kill) else "none to kill"] += 1
-                due += args.kill_every
+            if args.kill_every and time.time() >= due and (gone := server.killed(args.kill)) is not None:
+                killed["killed" if gone else "none to kill"] += 1
+                due = time.time() + args.kill_every
             time.sleep(0.05)
         counts = Counts()
         for one in clients:
@@ -593,7 +597,9 @@ def main() -> None:
         "--every", type=float, default=3.0, help="seconds from one version to the next, at least; 0: none"
     )
     parser.add_argument("--poll", type=float, default=0.5, help="seconds between two looks of the server's")
-    parser.add_argument("--kill-every", type=float, default=15.0, help="seconds from one kill to the next; 0: none")
+    parser.add_argument(
+        "--kill-every", type=float, default=15.0, help="seconds from one kill to the next, at least; 0: none"
+    )
     parser.add_argument("--kill", default="msplit.serving", help="what the command of a process has that may be killed")
     parser.add_argument(
         "--rate", type=float, default=100.0, help="requests per second of all clients; 0: each asks at once again"
