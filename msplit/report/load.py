@@ -13,15 +13,7 @@ from msplit.report.benchmark import machine
 from msplit.report.document import Document, Table, count, micros, percent, picked, plural, ratio, size
 from msplit.report.html import document as html
 from msplit.report.html.document import Plot
-from msplit.serving.loadtest.results import (
-    Latency,
-    LoadResult,
-    LoadRun,
-    LoadSweep,
-    Point,
-    RepeatSpread,
-    TargetResult,
-)
+from msplit.serving.loadtest.results import Latency, LoadResult, LoadRun, LoadSweep, Point, RepeatSpread, TargetResult
 
 _QUANTITIES = ("p50", "p90", "p99", "mean", "max")
 _TABLED = ("p50", "p90", "p99", "max")
@@ -37,11 +29,7 @@ def document(found: LoadResult) -> Document:
     wrong = _wrong(found.points)
     facts = [
         *([("WRONG ANSWERS", "; ".join(wrong))] if wrong else []),
-        *(
-            [("set", found.sweep.options or found.sweep.best or "nothing: none is within the bound")]
-            if found.sweep
-            else []
-        ),
+        *([("set", found.sweep.options or found.sweep.best or "none is within the bound")] if found.sweep else []),
         ("requests", f"{rows} each; {apart} prepared ones have an answer that would pass for no other's"),
         ("verified", f"{'all ' if not found.wrong else ''}{count(answers)} answers, against {found.checked_against}"),
         ("measured", f"{found.seconds:g} s, {times}, in turns, each after {found.warmup:g} s of warming up"),
@@ -207,9 +195,8 @@ def text(found: LoadResult) -> str:
     for number, point in enumerate(found.points):
         own = facts[point.target]
         settings = {**dict.fromkeys(_SETTINGS), "rows": found.rows, **own.get("settings", {})}
-        cells = {"model": found.model, "target": point.target, **settings, **_point(point), "runs": len(point.runs)}
-        cells["memory_bytes"] = own.get("memory_bytes")
-        cells |= {name: point.total(name) for name in _COUNTS}
+        cells = {"model": found.model, "target": point.target, **settings, "memory_bytes": own.get("memory_bytes")}
+        cells |= {**_point(point), "runs": len(point.runs)} | {name: point.total(name) for name in _COUNTS}
         cells["best"] = "yes" if sweep and sweep.levels.get(sweep.best) is point else None
         writer = csv.DictWriter(out, list(cells), lineterminator="\n")
         if not number:

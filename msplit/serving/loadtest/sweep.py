@@ -49,32 +49,31 @@ def sweep(
         EngineError, MsplitError: No combination can be measured; that of the first one.
     """
     every = _combinations(values, [*OPTIONS] if server is None else ["rows"])
-    pools = [replace(pool, **{name: value for name, value in one.items() if name != "rows"}) for one in every]
-    found, skipped, problems = dict[str, LoadResult](), list[TargetResult](), list[MsplitError]()
+    pools = [replace(pool, **{name: one[name] for name in one if name != "rows"}) for one in every.values()]
+    found, failed = dict[str, LoadResult](), dict[str, MsplitError]()
 
     def told(what: str, share: float) -> None:
-        progress(what, (len(found) + len(skipped) + share) / len(every))
+        progress(what, (len(found) + len(failed) + share) / len(every))
 
     source = model if not isinstance(model, FlatGraph) and is_build(model) else opened(model)
     recipe_of = None
     if server is None and len(request.devices) < 2 and not any(own.workers for own in pools):
         recipe_of = recipes(source, request.sized(batch=settings.rows), pools, told)
-    commons = {one.get("rows"): Common(recipe_of) for one in every}
-    for one, own in zip(every, pools, strict=True):
-        common, label = commons[one.get("rows")], described(one)
+    commons = {one.get("rows"): Common(recipe_of) for one in every.values()}
+    for (label, one), own in zip(every.items(), pools, strict=True):
         asked = replace(settings, rows=one.get("rows", settings.rows), beside=() if found else settings.beside)
+        how = {"server": server, "progress": told, "common": commons[one.get("rows")]}
         try:
-            found[label] = load(source, request, settings=asked, pool=own, server=server, progress=told, common=common)
+            found[label] = load(source, request, settings=asked, pool=own, **how)
         except MsplitError as problem:
-            skipped.append(TargetResult(label, "", skipped=problem.what))
-            problems.append(problem)
+            failed[label] = problem
     if not found:
-        raise problems[0]
-    return _merged({described(one): one for one in every}, found, skipped, pool.latency_us)
+        raise next(iter(failed.values()))
+    return _merged(every, found, failed, pool.latency_us)
 
 
-def _combinations(values: Mapping[str, Sequence[int]], allowed: Sequence[str]) -> list[dict[str, Any]]:
-    """Every combination of values.
+def _combinations(values: Mapping[str, Sequence[int]], allowed: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Every combination of values, by its description, such as "max-batch 16, groups 4".
 
     Raises:
         MsplitError: A setting is none of those, or has no values.
@@ -82,13 +81,14 @@ def _combinations(values: Mapping[str, Sequence[int]], allowed: Sequence[str]) -
     for name in values:
         if name not in allowed or not values[name]:
             raise MsplitError(f"{name} can not be tried here", fix=f"give values of: {', '.join(allowed)}")
-    return [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
+    every = [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
+    return {", ".join(f"{name.replace('_', '-')} {value}" for name, value in one.items()): one for one in every}
 
 
 def _merged(
     every: Mapping[str, Mapping[str, int]],
     found: Mapping[str, LoadResult],
-    skipped: Sequence[TargetResult],
+    failed: Mapping[str, MsplitError],
     bound: float | None,
 ) -> LoadResult:
     """Puts the results of all combinations together. What else was measured is that of the first one."""
@@ -100,13 +100,8 @@ def _merged(
     first, choice = next(iter(found.values())), _choice(every, bound, points)
     points += [point for point in first.points if point.target != first.targets[0].label]
     notes = tuple(dict.fromkeys(note for result in found.values() for note in result.notes))
-    targets += [*first.targets[1:], *skipped]
+    targets += [*first.targets[1:], *(TargetResult(label, "", skipped=one.what) for label, one in failed.items())]
     return replace(first, targets=tuple(targets), points=tuple(points), notes=notes, sweep=choice)
-
-
-def described(settings: Mapping[str, int]) -> str:
-    """A combination in words, such as "max-batch 16, groups 4"."""
-    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in settings.items())
 
 
 def _choice(every: Mapping[str, Mapping[str, int]], bound: float | None, points: Sequence[Point]) -> LoadSweep:

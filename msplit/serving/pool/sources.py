@@ -181,9 +181,7 @@ def _limited(loaded: LoadedBuild, settings: PoolSettings) -> LoadedBuild:
         return loaded
     if most not in batches:
         own = ", ".join(str(batch) if batch else "the model's own" for batch in batches)
-        raise MsplitError(
-            f"max_batch is {most}, and the batches of the build are {own}", fix="leave it out, or give one"
-        )
+        raise MsplitError(f"max_batch is {most}, and the batches of the build are {own}", fix="give one, or none")
     return _with(loaded, lambda batch: batch <= most)
 
 
