@@ -144,11 +144,11 @@ def command(
     model: Path,
     choice: options.Choice,
     load: Loaded,
-    swept: Swept,
     engine: SharedEngine,
     pooling: PoolOptions,
     beside: Beside,
     serving: Serving,
+    swept: Swept,
     **rest: Any,
 ) -> int:
     """Send requests to a pool of MODEL from another process, check every answer, and measure latency over throughput.
