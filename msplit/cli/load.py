@@ -183,6 +183,8 @@ def command(
     if rest["style"] == "csv":
         output.clear()
         output.rendered(report.text(found))
+        for target in filter(lambda one: one.skipped, found.targets):  # which have no rows
+            output.tell(f"warning: {target.label}: not measured: {target.skipped}")
     else:
         options.show(rest["style"], "load", report.document(found), lambda: report.payload(found))
     return 1 if found.wrong or found.broken else 0

@@ -18,7 +18,7 @@ from msplit.report import render
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest import run, sweep
 from msplit.serving.loadtest.clients import ServerUnderTest
-from msplit.serving.loadtest.results import Common, LoadResult
+from msplit.serving.loadtest.results import Common, LoadResult, TargetResult
 from msplit.serving.loadtest.run import LoadSettings
 from msplit.serving.pool.settings import PoolSettings, Tried, choose
 from tests.cli.runner import SAMPLES, fine, msplit
@@ -160,8 +160,10 @@ def test_values_are_read_and_each_is_tried_once() -> None:
 
 
 def test_csv_of_a_load_test() -> None:
-    with mock.patch("msplit.serving.loadtest.run.load", return_value=RESULT), instead(FakeModel()):
+    without = replace(RESULT, targets=(*RESULT.targets, TargetResult("XLA", "", skipped="no kernel")))
+    with mock.patch("msplit.serving.loadtest.run.load", return_value=without), instead(FakeModel()):
         done = msplit("load", MMOE, "--format", "csv")
+    assert "warning: XLA: not measured: no kernel" in done.err
     rows = list(csv.DictReader(io.StringIO(done.out)))
     assert done.code == int(bool(RESULT.wrong or RESULT.broken))
     assert [(row["target"], row["name"]) for row in rows] == [(point.target, point.name) for point in RESULT.points]
