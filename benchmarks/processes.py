@@ -3,6 +3,7 @@
     python benchmarks/foreign.py GRAPHS ple                                # where TensorFlow is: the model without its weights
     python benchmarks/processes.py GRAPHS --out OUT [--gpus 1,2,4]         # without it: two minutes, and one more to build the model
     python benchmarks/processes.py GRAPHS --out OUT --only kills --kills 50
+    python benchmarks/processes.py GRAPHS --out OUT --soak 1000000 --kill-every 10    # an hour on simulated GPUs
     python benchmarks/processes.py --only trip                             # needs no GPU and no model
 
 Parts, chosen by `--only`:
@@ -12,6 +13,9 @@ Parts, chosen by `--only`:
   that it was sent to, so many for each GPU. Efficiency is over n times the first. Every eighth answer is held against an earlier one.
 - *kills*: requests that are all different, while a process is killed as soon as all are there. Each answer is held against a plain step.
   Clients flood the pool meanwhile.
+- *soak*: so many requests, by `--soak`, in all, no two of them alike, from this process and from others, while every so many seconds a
+  process is killed. A request is a choice of rows whose answers are known, so that each answer is looked at; a client that gets an error
+  tries once more. Memory may not grow.
 - *trip*: a model that does nothing, in this process and in others: what a request costs here.
 
 The table comes last. The build is made once and kept in OUT. `--device cpu` shows that it works; its times say nothing about a GPU.
@@ -32,7 +36,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,6 +119,81 @@ def same(outputs: Any, expected: Any) -> bool:
     )
 
 
+# Requests that are choices of rows whose answers are known
+
+ROWS = 256
+"""Most rows to choose from. The first rows of a request spell its number, so that no two are alike."""
+
+
+def known_rows(path: Path, pool: Pool) -> dict[str, Any]:
+    """Rows of a model and their answers, by name: stacked, or, where rows share it, as it is. And the names of what is stacked."""
+    ports = {**pool.inputs, **pool.outputs}
+    rowed = {name for name, port in ports.items() if port.shape[:1] == (None,)}
+    drawn = of_ports(of_build(path), pool.inputs, 1, ROWS, 1)
+    found = [*{tuple(value.tobytes() for name, value in one.items() if name in rowed): one for one in drawn}.values()]
+    shared = {name: value for name, value in found[0].items() if name not in rowed}
+    answers = [pool.step({**one, **shared}) for one in found]
+    if len({tuple(value.tobytes() for value in one.values()) for one in answers}) < 0.9 * len(found):
+        raise SystemExit("rows have the same answers, so that a wrong one could not be told")
+
+    def stacked(every: Sequence[Any]) -> dict[str, Any]:
+        return {
+            name: np.stack([one[name] for one in every]) if name in rowed else value for name, value in every[0].items()
+        }
+
+    return {"count": len(found), "rowed": rowed, "inputs": stacked(found), "answers": stacked(answers)}
+
+
+def chosen_rows(known: dict[str, Any], number: int, digits: int, most: int, rng: Any) -> tuple[Any, Any]:
+    """Request of a number, of up to so many rows, and its answer."""
+    count = known["count"]
+    rows = rng.integers(0, count, int(rng.integers(digits, most + 1)))
+    rows[:digits] = [number // count**digit % count for digit in range(digits)]
+    inputs, answers = (
+        {name: np.concatenate(value[rows]) if name in known["rowed"] else value for name, value in known[kind].items()}
+        for kind in ("inputs", "answers")
+    )
+    return inputs, answers
+
+
+def soaked(
+    pool: Pool, path: str, first: int, count: int, digits: int, most: int, window: int, end: float
+) -> dict[str, int]:
+    """Asks so many requests, so many at a time. Tells how many were right, wrong, without an answer, and which errors there were."""
+    known, rng = pickle.loads(Path(path).read_bytes()), np.random.default_rng(first)
+    going: deque[tuple[Any, Any, Any]] = deque()
+    found = Counter[str]()
+
+    def over() -> None:
+        feeds, expected, answer = going.popleft()
+        for again in (False, True):
+            try:
+                outputs = (pool.submit(feeds) if again else answer).result(120)
+            except TimeoutError:
+                found["without an answer"] += 1
+                return
+            except msplit.MsplitError as problem:
+                found[f"{type(problem).__name__}{', again' if again else ''}"] += 1
+                continue
+            found["right" if same(outputs, expected) else "wrong"] += 1
+            return
+
+    for number in range(first, first + count):
+        if time.monotonic() > end:
+            break
+        found["requests"] += 1
+        feeds, expected = chosen_rows(known, number, digits, most, rng)
+        try:
+            going.append((feeds, expected, pool.submit(feeds)))
+        except msplit.MsplitError as problem:
+            found[f"{type(problem).__name__}, not taken"] += 1
+        if len(going) >= window:
+            over()
+    while going:
+        over()
+    return found
+
+
 # Clients: processes that the pool is sent to
 
 
@@ -135,6 +214,8 @@ def client(path: Path) -> None:
         elif what == "flood":
             kind, window, seconds = values
             reply = flooded(pool, feeds[kind], window, seconds, expected[kind])
+        elif what == "soak":
+            reply = soaked(pool, *values)
         elif what == "one":
             reply = one_by_one(pool, feeds[values[0]])
         print(json.dumps(reply), flush=True)
@@ -153,13 +234,17 @@ class Clients:
             if one.stdout.readline() != "ready\n":
                 raise RuntimeError("a client did not get ready: what it says is above")
 
+    def ask(self, number: int, *what: Any) -> Callable[[], Any]:
+        """Has one of them do something. Returns what gives its answer."""
+        one = self.every[number]
+        one.stdin.write(json.dumps(what) + "\n")
+        one.stdin.flush()
+        return lambda: json.loads(one.stdout.readline())
+
     def tell(self, count: int, *what: Any) -> Callable[[], list[Any]]:
         """Has the first ones do something at once. Returns what gives their answers."""
-        asked = self.every[:count]
-        for one in asked:
-            one.stdin.write(json.dumps(what) + "\n")
-            one.stdin.flush()
-        return lambda: [json.loads(one.stdout.readline()) for one in asked]
+        asked = [self.ask(number, *what) for number in range(count)]
+        return lambda: [one() for one in asked]
 
     def close(self) -> None:
         for one in self.every:
@@ -209,8 +294,9 @@ def prepared(args: argparse.Namespace) -> Iterator[tuple[Path, Clients]]:
             for kind, rows in (("full", size), ("row", 1))
         }
         file.write_bytes(pickle.dumps(made))
-        args.alone = measured(args, "in this process", 1, lambda kind, window: [flooded(pool, made[kind], window, args.seconds)],
-                              lambda kind: one_by_one(pool, made[kind]))  # fmt: skip
+        if not args.soak:
+            args.alone = measured(args, "in this process", 1, lambda kind, window: [flooded(pool, made[kind], window, args.seconds)],
+                                  lambda kind: one_by_one(pool, made[kind]))  # fmt: skip
     clients = Clients(file, args.clients * max(args.counts))
     try:
         yield path, clients
@@ -324,6 +410,75 @@ def kills(args: argparse.Namespace, path: Path, clients: Clients) -> list[dict[s
     ]
 
 
+def pss(pids: Sequence[int]) -> float:
+    """MB of memory of processes; what they share counts in parts."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1e3
+
+
+def soak(args: argparse.Namespace, path: Path, clients: Clients) -> list[dict[str, Any]]:
+    """Requests by the hundred thousand while processes are killed: what became of them, and of memory."""
+    size, count, file = int(args.model.partition(":")[2]), max(args.counts), args.out / "rows.pickle"
+    asking = 1 + args.clients * count
+    each, over, killed, memory = -(-args.soak // asking), threading.Event(), list[int](), list[float]()
+    with opened(args, path, count) as pool:
+        known = known_rows(path, pool)
+        digits = next((digit for digit in range(1, size + 1) if known["count"] ** digit >= asking * each), 0)
+        if not digits:
+            raise SystemExit(f"{known['count']} rows make fewer than {asking * each:,} requests of up to {size}")
+        file.write_bytes(pickle.dumps(known))
+        clients.tell(asking - 1, "attach", pickle.dumps(pool).hex())()
+        began = time.monotonic()
+        end = began + args.soak_seconds if args.soak_seconds else began + 1e6
+
+        def kill() -> None:
+            due = began + args.kill_every
+            while not over.wait(0.5):
+                alive = [one.pid for one in pool.processes() if one.pid]
+                memory.append(pss([os.getpid(), *alive]))
+                if time.monotonic() >= due and alive:
+                    killed.append(alive[len(killed) % len(alive)])
+                    os.kill(killed[-1], signal.SIGKILL)
+                    due += args.kill_every
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            waiting = [
+                clients.ask(number, "soak", str(file), (number + 1) * each, each, digits, size, GROUPS, end)
+                for number in range(asking - 1)
+            ]
+            done = Counter(soaked(pool, str(file), 0, each, digits, size, GROUPS, end))
+            for one in waiting:
+                done.update(one())
+        finally:
+            over.set()
+            killer.join()
+        seconds, restarts = time.monotonic() - began, sum(one.restarts for one in pool.processes())
+        clients.tell(asking - 1, "leave")()
+    third = len(memory) // 3
+    before, after = (min(part, default=0.0) for part in (memory[third : 2 * third], memory[2 * third :]))
+    row = {
+        "what": "soak",
+        "GPUs": count,
+        "clients": asking,
+        "kills": len(killed),
+        "restarts": restarts,
+        "seconds": seconds,
+    }
+    row |= {"MB": before, "MB at the end": after, "requests": 0, "right": 0, "without an answer": 0, "wrong": 0, **done}
+    twice = sum(count for name, count in done.items() if name.endswith((", again", "not taken")))
+    lost = row["requests"] - done["right"] - done["wrong"] - done["without an answer"]
+    row["failed"] = bool(
+        done["wrong"] or done["without an answer"] or lost != twice or (third > 20 and after > 1.05 * before + 10)
+    )
+    return [row]
+
+
 def _outcome(runner: Any, feeds: Any, answer: Any) -> str:
     """Names what became of a request: right, wrong, or the error that it got."""
     try:
@@ -407,12 +562,25 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--every", type=float, default=1.0, help="seconds from one kill to the next, at least")
     parser.add_argument("--limit", type=float, default=45.0, help="seconds after which none is killed any more")
+    parser.add_argument("--soak", type=int, default=0, help="so many requests in all; nothing else is measured then")
+    parser.add_argument(
+        "--soak-seconds", type=float, default=0.0, help="seconds after which a soak asks no more; 0: any"
+    )
+    parser.add_argument("--kill-every", type=float, default=10.0, help="of a soak: seconds from one kill to the next")
     parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client:
         client(args.folder)
         return
-    chosen = args.only.split(",") if args.only else ["kills", "rates"] if args.folder else ["trip"]
+    chosen = (
+        args.only.split(",")
+        if args.only
+        else ["soak"]
+        if args.soak
+        else ["kills", "rates"]
+        if args.folder
+        else ["trip"]
+    )
     if args.folder is None and {*chosen} != {"trip"}:
         parser.error("rates and kills need the folder of models")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -426,18 +594,18 @@ def main() -> None:
         asked_for = {*map(int, args.gpus.split(","))} if args.gpus else {1, 2, 4}
         args.counts = sorted(count for count in asked_for if count <= there or args.gpus)
         with prepared(args) as (path, clients):
-            for name, part in (("kills", kills), ("rates", rates)):
+            for name, part in (("kills", kills), ("soak", soak), ("rates", rates)):
                 if name in chosen:
                     start = time.perf_counter()
                     known[name] = part(args, path, clients)
                     print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     (args.out / "processes.json").write_text(json.dumps(known, indent=1))
-    for name in ("trip", "kills", "rates"):
+    for name in ("trip", "kills", "soak", "rates"):
         if name in known:
             print(f"\n{name}\n\n{table(known[name])}", flush=True)
     if args.device == "cpu":
         print("\nOf simulated GPUs: these times say nothing about any GPU.")
-    if any(row.get("wrong") for name in ("kills", "rates") for row in known.get(name, ())):
+    if any(row.get("wrong") or row.get("failed") for name in ("kills", "soak", "rates") for row in known.get(name, ())):
         sys.exit(1)
 
 

@@ -17,6 +17,27 @@ ROOT = Path(__file__).parents[1]
 @campaign
 @pytest.mark.slow
 @pytest.mark.tf
+def test_a_soak(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, ROOT / "benchmarks" / "processes.py", ROOT / "sample_graphs"),
+            *("--model", "towers_small.pb:8", "--device", "cpu", "--gpus", "2", "--streams", "2", "--clients", "1"),
+            *("--soak", "1000000", "--soak-seconds", "8", "--kill-every", "3", "--out", tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "processes.json").read_text())["soak"]
+    assert row["kills"] >= 1
+    assert row["requests"] == row["right"] > 0
+    assert (row["wrong"], row["without an answer"]) == (0, 0)
+
+
+@campaign
+@pytest.mark.slow
+@pytest.mark.tf
 def test_rates_kills_and_trips(tmp_path: Path) -> None:
     done = subprocess.run(
         [

@@ -82,6 +82,7 @@ class PoolOptions:
     max_memory: float | None = key("--pool", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True))
     host_threads: int | None = key("--pool", "Threads for what runs on the host.", click.IntRange(1))
     workers: int | None = key("--pool", "Processes on each GPU.", click.IntRange(1, 64))
+    latency_us: float | None = key("--pool", "Most µs for 99 of 100 requests (auto, --sweep).", click.FloatRange(1))
     retries: int = key("--pool", "Further runs if a process ends.", click.IntRange(0), 1)
 
     def settings(self) -> PoolSettings:

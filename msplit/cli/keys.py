@@ -203,6 +203,7 @@ KEYED = {
     "--costs": Keyed("Source of costs and facts; keys below."),
     "--measure": Keyed("How it is measured and compared; keys below."),
     "--pool": Keyed("How requests share steps and memory; keys below."),
+    "--sweep": Keyed("Values to try, in every combination, below `--pool latency-us=`. Keys below.", "", "KEY=N,N,…"),
     "--server": Keyed(
         "HOST:PORT of a server to send to, in place of a pool here; MODEL is what it serves. Further keys below.",
         "address",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import options
+from msplit.cli import options, output
 from msplit.cli.engine_options import PoolOptions, SharedEngine
 from msplit.cli.keys import key, option, together
 from msplit.progress import telling
@@ -79,6 +79,24 @@ class Loaded:
     timeout: float | None = key("--measure", "Seconds that a request may wait to be started.", click.FloatRange(0))
 
 
+def _tried(what: str, most: int, name: str) -> Any:
+    return key("--sweep", what, options.numbers(click.IntRange(1, most)), (), name=name)
+
+
+@dataclass(frozen=True)
+class Swept:
+    """Settings of which every combination is measured; fields are those of `serving.loadtest.sweep.OPTIONS`."""
+
+    try_rows: tuple[int, ...] = _tried("Rows of a request.", 1 << 20, "rows")
+    try_max_batch: tuple[int, ...] = _tried("Most rows of a step.", 1 << 20, "max-batch")
+    try_groups: tuple[int, ...] = _tried("Steps in flight at once.", 64, "groups")
+    try_workers: tuple[int, ...] = _tried("Processes on each GPU.", 64, "workers")
+
+    def values(self) -> dict[str, tuple[int, ...]]:
+        """Those that are given, each value once."""
+        return {name.removeprefix("try_"): tuple(dict.fromkeys(found)) for name, found in vars(self).items() if found}
+
+
 @dataclass(frozen=True)
 class Beside:
     """What TensorFlow is measured as."""
@@ -120,7 +138,7 @@ class Serving:
     is_flag=True,
     help="Arguments are those of NVIDIA's multistream_inference: MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG].",
 )
-@options.format_option
+@options.format_of("csv", " csv: a row per target and level.")
 @together
 def command(
     model: Path,
@@ -130,6 +148,7 @@ def command(
     pooling: PoolOptions,
     beside: Beside,
     serving: Serving,
+    swept: Swept,
     **rest: Any,
 ) -> int:
     """Send requests to a pool of MODEL from another process, check every answer, and measure latency over throughput.
@@ -140,9 +159,9 @@ def command(
     from msplit.formats import build as files
     from msplit.formats.atomic import check_target
     from msplit.report import load as report
-    from msplit.serving.loadtest.run import load as measure
+    from msplit.serving.loadtest import run, sweep
 
-    settings = _settings(load, beside)
+    settings = run.LoadSettings(**_settings(load, beside))
     if rest["multistream"]:
         choice, settings = _as_multistream(choice, settings, rest["further"])
     elif rest["further"]:
@@ -153,18 +172,26 @@ def command(
     loaded = model if files.is_build(model) else choice.load(model)
     with telling() as tell:
         server = _server(serving, model)
-        found = measure(
-            loaded, engine.request(), settings=settings, pool=pooling.settings(), server=server, progress=tell
-        )
+        how: Any = {"pool": pooling.settings(), "server": server, "progress": tell}
+        if tried := swept.values():
+            settings = settings if options.was_given("repeat") else replace(settings, repeat=1)
+            found = sweep.sweep(run.load, loaded, engine.request(), tried, settings=settings, **how)
+        else:
+            found = run.load(loaded, engine.request(), settings=settings, **how)
     if html is not None:
         formats.write_bytes_atomic(html, report.page(found).encode(), force=rest["force"])
-    options.show(rest["style"], "load", report.document(found), lambda: report.payload(found))
+    if rest["style"] == "csv":
+        output.clear()
+        output.rendered(report.text(found))
+        for target in filter(lambda one: one.skipped, found.targets):  # which have no rows
+            output.tell(f"warning: {target.label}: not measured: {target.skipped}")
+    else:
+        options.show(rest["style"], "load", report.document(found), lambda: report.payload(found))
     return 1 if found.wrong or found.broken else 0
 
 
-def _settings(load: Loaded, beside: Beside) -> LoadSettings:
-    from msplit.serving.loadtest.run import LoadSettings
-
+def _settings(load: Loaded, beside: Beside) -> dict[str, Any]:
+    """Arguments of `LoadSettings`."""
     rates, shares = load.rate
     clients = load.clients if options.was_given("clients") or shares or not rates else ()
     own: dict[str, Any] = {**vars(load), **vars(beside), "clients": clients, "rates": rates, "shares": shares}
@@ -173,7 +200,7 @@ def _settings(load: Loaded, beside: Beside) -> LoadSettings:
         "mix": load.mix or {},
         "beside": () if beside.beside == ("none",) else beside.beside,
     }
-    return LoadSettings(**{name: value for name, value in own.items() if name != "rate"})
+    return {name: value for name, value in own.items() if name != "rate"}
 
 
 def _as_multistream(

@@ -314,7 +314,7 @@ def _moved(problem: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
         return click.UsageError(f"{option} is gone: {_GONE[option]}.", ctx)
     negated = option.startswith("--no-")
     name = option.removeprefix("--no-" if negated else "--")
-    for one in ctx.command.params:
+    for one in reversed(ctx.command.params):  # of two keys of a name, that of the first option
         key = one.type.keys.get(name) if isinstance(one.type, Keys) else None
         if key is not None and not (negated and key.type is not bool):
             now = f"{one.opts[0]} {name}=no" if negated else f"{one.opts[0]} {key.text}"

@@ -381,14 +381,14 @@ class Search:
 
 model_argument = click.argument("model", type=PATH)
 
-format_option = click.option(
-    "--format",
-    "style",
-    type=click.Choice(["table", "json", "md"]),
-    default="table",
-    show_default=True,
-    help="How to print the result.",
-)
+
+def format_of(further: str = "", about: str = "") -> Callable[..., Any]:
+    """The option --format, with a further format and what it is about."""
+    kinds, said = ["table", "json", "md", *([further] if further else [])], f"How to print the result.{about}"
+    return click.option("--format", "style", type=click.Choice(kinds), default="table", show_default=True, help=said)
+
+
+format_option = format_of()
 
 
 def input_files(texts: Sequence[str]) -> dict[str, Path]:

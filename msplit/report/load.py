@@ -1,16 +1,19 @@
-"""The report of `load`: as a document, as plain data, and as one HTML file with the curves."""
+"""The report of `load`: as a document, as plain data, as CSV, and as one HTML file with the curves."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msplit import escape
 from msplit.report.benchmark import machine
-from msplit.report.document import Document, Table, count, micros, percent, picked, plural, ratio
+from msplit.report.document import Document, Table, count, micros, percent, picked, plural, ratio, size
 from msplit.report.html import document as html
 from msplit.report.html.document import Plot
-from msplit.serving.loadtest.results import Latency, LoadResult, LoadRun, Point, RepeatSpread, TargetResult
+from msplit.serving.loadtest.results import Latency, LoadResult, LoadRun, LoadSweep, Point, RepeatSpread, TargetResult
 
 _QUANTITIES = ("p50", "p90", "p99", "mean", "max")
 _TABLED = ("p50", "p90", "p99", "max")
@@ -22,23 +25,26 @@ def document(found: LoadResult) -> Document:
     answers = sum(point.total("checked") for point in found.points)
     apart = f"{found.distinct[1]} of {count(found.distinct[0])}"
     rows, times = plural(found.rows, "row"), plural(found.repeat, "time")
+    rows = "as many rows as below" if found.sweep and "rows" in found.sweep.names else rows
     wrong = _wrong(found.points)
     facts = [
         *([("WRONG ANSWERS", "; ".join(wrong))] if wrong else []),
+        *([("set", found.sweep.options or found.sweep.best or "none is within the bound")] if found.sweep else []),
         ("requests", f"{rows} each; {apart} prepared ones have an answer that would pass for no other's"),
         ("verified", f"{'all ' if not found.wrong else ''}{count(answers)} answers, against {found.checked_against}"),
         ("measured", f"{found.seconds:g} s, {times}, in turns, each after {found.warmup:g} s of warming up"),
         ("machine", machine(found.environment)),
     ]
+    each = [table for one in measured for table in _tables(one, _points(found, one))]
     return Document(
         title=found.model,
         facts=facts,
-        tables=[_most(found, measured), *(table for one in measured for table in _tables(one, _points(found, one)))],
+        tables=[_swept(found.sweep, measured)] if found.sweep else [_most(found, measured), *each],
         warnings=[
             *_warnings(found.points),
             *(f"{target.label}: not measured: {target.skipped}" for target in found.targets if target.skipped),
         ],
-        notes=[*(f"{target.label}: {target.about}{_steps(target)}" for target in measured), *found.notes],
+        notes=[*(f"{one.label}: {one.about}{_steps(one)}" for one in measured if not found.sweep), *found.notes],
     )
 
 
@@ -94,6 +100,26 @@ def _most(found: LoadResult, measured: Sequence[TargetResult]) -> Table:
         rows.append((target.label, best.name, count(round(answered)), _time(best.latency("p50")), gain))
     note = f"median of the repeats; the last column: {measured[0].label} over this" if measured else ""
     return Table("Most answers per second", ("", "at", ">per s", ">p50", ">gain"), rows, note)
+
+
+def _swept(sweep: LoadSweep, measured: Sequence[TargetResult]) -> Table:
+    """The best level of each combination, and which of them to choose."""
+    combinations = [target for target in measured if "settings" in target.facts]
+    rows = []
+    for target in combinations:
+        point, memory = sweep.levels.get(target.label), target.facts.get("memory_bytes")
+        figures, mark = ("-", "-", "-", "-"), "unanswered"
+        if point is not None and (p99 := point.latency("p99")) is not None:
+            most = count(round(point.throughput.value)) + (" *" if point.limited else "")
+            figures = (point.name, most, _time(point.latency("p50")), _time(p99))
+            within = sweep.latency_us is None or p99.value <= sweep.latency_us
+            mark = "best" if target.label == sweep.best else "" if within else "over the bound"
+        rows.append((*map(str, target.facts["settings"].values()), *figures, size(memory) if memory else "-", mark))
+    heads = [name.replace("_", "-") for name in sweep.names]
+    columns = [f">{name}" for name in (*heads, "load", "per s", "p50", "p99", "memory")]
+    bound = "" if sweep.latency_us is None else f" with a p99 of at most {micros(sweep.latency_us)}"
+    note = f"best: nearly the most rows per second{bound}, and of these what takes least; *: the generator is the limit"
+    return Table("Sweep", (*columns, ""), rows, note)
 
 
 def _tables(target: TargetResult, points: Sequence[Point]) -> list[Table]:
@@ -155,7 +181,28 @@ def payload(found: LoadResult) -> dict[str, Any]:
             for target in found.targets
         ],
         **picked(found, "notes environment"),
+        **({"sweep": picked(found.sweep, "latency_bound_us=latency_us best options")} if found.sweep else {}),
     }
+
+
+_SETTINGS = ("rows", "max_batch", "groups", "workers")
+_COUNTS = ("requests", "answered", "refused", "timed_out", "given_up", "failed", "checked", "wrong")
+
+
+def text(found: LoadResult) -> str:
+    """CSV with a line of headings, and a row per target and level. Later releases add columns at the end."""
+    out, facts, sweep = io.StringIO(), {target.label: target.facts for target in found.targets}, found.sweep
+    for number, point in enumerate(found.points):
+        own = facts[point.target]
+        settings = {**dict.fromkeys(_SETTINGS), "rows": found.rows, **own.get("settings", {})}
+        cells = {"model": found.model, "target": point.target, **settings, "memory_bytes": own.get("memory_bytes")}
+        cells |= {**_point(point), "runs": len(point.runs)} | {name: point.total(name) for name in _COUNTS}
+        cells["best"] = "yes" if sweep and sweep.levels.get(sweep.best) is point else None
+        writer = csv.DictWriter(out, list(cells), lineterminator="\n")
+        if not number:
+            writer.writeheader()
+        writer.writerow({name: "" if value is None else escape.csv_cell(str(value)) for name, value in cells.items()})
+    return out.getvalue()
 
 
 def _point(point: Point) -> dict[str, Any]:

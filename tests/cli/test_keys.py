@@ -112,7 +112,8 @@ def test_an_option_that_became_a_key_is_answered_with_the_key(command: str) -> N
     for one in known.params:
         for key in one.type.keys.values() if isinstance(one.type, Keys) else ():
             for old in (f"--{key.name}", f"--no-{key.name}")[: 2 if key.type is bool else 1]:
-                if old not in options and key.name != one.type.bare:
+                # What --sweep tries are settings, by the names that they have elsewhere.
+                if old not in options and key.name != one.type.bare and one.opts[0] != "--sweep":
                     done = msplit(command, "m", f"{old}=3" if key.type is not bool else old, columns=400)
                     assert (done.code, done.out) == (2, "")
                     assert done.err.splitlines()[-1].startswith(f"Error: {old} is written as {one.opts[0]} {key.name}=")

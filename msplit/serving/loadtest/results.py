@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.serving.loadtest.corpus import Verdict
+from msplit.serving.loadtest.corpus import Prepared, Verdict
 from msplit.serving.loadtest.generator import SENT, Level, RequestState, RequestTable, Sent
+from msplit.serving.pool.settings import PoolSettings
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,25 @@ class TargetResult:
 
 
 @dataclass(frozen=True)
+class LoadSweep:
+    """Choice among combinations of settings. Each is a target, whose facts have them as ``settings``.
+
+    Attributes:
+        names: Settings that differ.
+        latency_us: Bound on the 99th percentile of latency, µs; None: there is none.
+        levels: Target -> its level with the highest rate within the bound; where none is, that of the least latency.
+        best: The target to choose; "" where none is within the bound.
+        options: Command line that sets it, as far as a pool has such settings.
+    """
+
+    names: Sequence[str]
+    latency_us: float | None
+    levels: Mapping[str, Point]
+    best: str
+    options: str
+
+
+@dataclass(frozen=True)
 class LoadResult:
     """Result of `load`.
 
@@ -205,6 +225,7 @@ class LoadResult:
         tolerances: By output, of the first target.
         notes: Remarks for the user.
         environment: Machine and versions.
+        sweep: What was chosen, if there was a choice.
     """
 
     model: str
@@ -219,6 +240,7 @@ class LoadResult:
     tolerances: Mapping[str, float]
     notes: tuple[str, ...]
     environment: Mapping[str, Any]
+    sweep: LoadSweep | None = None
 
     @property
     def wrong(self) -> int:
@@ -229,3 +251,18 @@ class LoadResult:
     def broken(self) -> int:
         """Requests that failed for another reason than those that a load may have: too many waited, or one waited too long."""
         return sum(point.total("failed") for point in self.points)
+
+
+@dataclass(eq=False)
+class Common:
+    """Parts that load tests of a model with other settings of its pool have in common; each adds what is not there yet.
+
+    Attributes:
+        recipe_of: Recipes for the pool; None: the model is compiled, or loaded, for it.
+        ready: Requests and right answers.
+        echo: Runs of the echo, by target and level.
+    """
+
+    recipe_of: Callable[[PoolSettings], Any] | None = None
+    ready: Prepared | None = None
+    echo: Mapping[tuple[str, str], tuple[Level, list[LoadRun]]] = field(default_factory=dict)

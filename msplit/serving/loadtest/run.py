@@ -33,7 +33,7 @@ from msplit.serving.loadtest.clients import ServerUnderTest, clients_of
 from msplit.serving.loadtest.corpus import Checker, Prepared, by_steps
 from msplit.serving.loadtest.dispatcher import Watch, call, settled
 from msplit.serving.loadtest.generator import Layout, Level, LoadGenerator, RequestTable, Sending
-from msplit.serving.loadtest.results import LoadResult, LoadRun, Point, TargetResult, measured
+from msplit.serving.loadtest.results import Common, LoadResult, LoadRun, Point, TargetResult, measured
 from msplit.serving.loadtest.targets import (
     ECHO,
     ECHO_THREADS,
@@ -247,6 +247,7 @@ def load(
     pool: PoolSettings | None = None,
     server: ServerUnderTest | None = None,
     progress: Progress | None = None,
+    common: Common | None = None,
 ) -> LoadResult:
     """Sends many requests to a pool of a model or a build from another process, checks every answer, and measures.
 
@@ -259,6 +260,7 @@ def load(
         pool: Settings of the pool.
         server: Server to measure in place of a pool; inputs and right answers come from the model.
         progress: Told what is being done and how much of it is done.
+        common: What earlier load tests of the model leave for this one.
 
     Raises:
         EngineError: The engine can not run the model, or plain steps give other outputs than they should.
@@ -266,7 +268,7 @@ def load(
     """
 
     # What is asked for: as many levels of priority as requests have, rows that stand in for a batch, a model where a server is measured.
-    settings, pool_settings = settings or LoadSettings(), pool or PoolSettings()
+    settings, pool_settings, common = settings or LoadSettings(), pool or PoolSettings(), common or Common()
     request = (request or RunRequest()).sized(batch=settings.rows)
     if settings.mix and max(settings.mix) >= pool_settings.priorities:
         pool_settings = replace(pool_settings, priorities=max(settings.mix) + 1)
@@ -281,11 +283,12 @@ def load(
         made: Any = None
         notes: list[str] = []
         if server is None:
-            made = make_pool(model if flat is None else flat, request, settings=pool_settings, progress=progress)
+            source, kept = model if flat is None else flat, common.recipe_of
+            made = make_pool(source, request, settings=pool_settings, progress=progress, recipe_of=kept)
             stack.callback(made.close, finish=False)
             notes += made.about.notes
         notes += () if flat is None else own_data(flat)
-        ready = _prepared(flat, model, made, request, settings)
+        ready = common.ready = common.ready or _prepared(flat, model, made, request, settings)
         table = RequestTable(Layout(_rows(settings, ready), ready.kept))
         stack.callback(table.close)
         # The target in question: the pool here, or a server that client processes ask.
@@ -306,7 +309,8 @@ def load(
         stack.callback(generator.close)
         bench = _Bench(table, generator, settings, progress or silent, parts=1 if server is None else server.processes)
         # A target whose plain steps are wrong is left out; if it is the one in question there is nothing to measure.
-        for target in (main, *others, *echoes(ready.feeds, ready.answers, threads)):
+        bench.runs.update(common.echo)
+        for target in (main, *others, *(() if common.echo else echoes(ready.feeds, ready.answers, threads))):
             checker = Checker(ready, target.plain)
             if checker.wrong:
                 _refuse_wrong(target, main, checker, ready)
@@ -314,6 +318,7 @@ def load(
                 continue
             bench.targets[target.label], bench.checkers[target.label] = target, checker
         _measure(bench)
+        common.echo = common.echo or {key: runs for key, runs in bench.runs.items() if key[0] == ECHO}
         results = tuple(map(_result, bench.targets.values()))
         checker = bench.checkers[main.label]
         return LoadResult(

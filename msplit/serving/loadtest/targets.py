@@ -85,7 +85,8 @@ def of_pool(label: str, about: str, pool: Any, feeds: Sequence[Arrays], *, on_gp
         return drive(table, pool, feeds, watch, timeout=timeout, nap=nap)
 
     plain, close = by_steps(pool.step, feeds), partial(pool.close, finish=False)
-    return LocalTarget(label, about, plain, run, ECHO, lambda: asdict(pool.stats()), close)
+    memory = {"memory_bytes": pool.about.facts["bytes"]} if on_gpu and "bytes" in pool.about.facts else {}
+    return LocalTarget(label, about, plain, run, ECHO, lambda: asdict(pool.stats()) | memory, close)
 
 
 def echoes(feeds: Sequence[Arrays], answers: Sequence[Arrays], threads: int) -> list[Target]:

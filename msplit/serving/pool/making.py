@@ -19,14 +19,12 @@ from msplit.serving.pool.members import Member, PoolProcess
 from msplit.serving.pool.pool import About, Pool, Renews
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.processes import of_members
-from msplit.serving.pool.settings import AUTO, PoolSettings
+from msplit.serving.pool.settings import AUTO, WORTH, PoolSettings, Tried, choose
 from msplit.serving.pool.steps import Slot
 from msplit.verify.results import OutputCheck
 
 _MOST_SLOTS = 16
 """Most slots that ``auto`` tries; with 32, an H200 answers fewer requests than with 8."""
-_WORTH = 1.05
-"""Least factor in requests per second for which ``auto`` takes twice as many slots."""
 _TRIAL = 0.2
 """Seconds of one measurement of ``auto``."""
 _TAIL = 3.0
@@ -177,8 +175,7 @@ def _pool(recipe: Recipe, settings: PoolSettings, slots: Sequence[Slot], checks:
 def _chosen(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
     """Makes a pool with the number of slots, and of streams in each, that answers most requests per second, 99 of 100 of them within the
     bound on latency."""
-    tried: list[tuple[float, int, bool]] = []
-    trials = []
+    tried, trials = list[Tried](), list[str]()
     bound = settings.latency_us
     for one_stream in (False, True) if recipe.streams > 1 and not recipe.threads else (False,):
         slots: list[Slot] = []
@@ -193,17 +190,15 @@ def _chosen(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
                     trial.stop(finish=False)
                 bound = bound or _TAIL * high
                 trials.append(f"{groups}{' of one stream' if one_stream else ''}: {rate:,.0f}/s, p99 {high:,.0f} µs")
-                if high <= bound or not tried:
-                    tried.append((rate, groups, one_stream))
-                if rate < before * _WORTH:
+                tried.append(Tried(rate, high if tried else min(high, bound), (groups,), (groups, one_stream)))
+                if rate < before * WORTH:
                     break
                 groups, before = groups * 2, rate
         finally:
             for slot in slots:
                 slot.close()
-    most = max((rate for rate, _, _ in tried), default=0.0)
-    few = [one for one in tried if one[0] * _WORTH >= most] or [(0.0, settings.priorities, False)]
-    _, groups, one_stream = min(few, key=lambda one: one[1])
+    best = choose(tried, bound)
+    groups, one_stream = best.settings if best else (settings.priorities, False)
     note = f"slots were chosen by measuring: {'; '.join(trials)}"
     streams = {"streams": 1} if one_stream else {}
     recipe = replace(recipe, notes=(*recipe.notes, note), facts={**recipe.facts, **streams})

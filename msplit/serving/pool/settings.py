@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msplit.core.arguments import listed, number, whole
 from msplit.errors import MsplitError
@@ -12,6 +13,9 @@ AUTO = "auto"
 
 MAX_GROUPS = 64
 """Most slots on a GPU: with more than 32, an H200 answers fewer requests than with 8."""
+
+WORTH = 1.05
+"""Least factor in requests per second for which more slots are taken."""
 
 MAX_STEPS = 256
 """Default of the most steps that a request is run in."""
@@ -75,3 +79,28 @@ class PoolSettings:
     def level_of(self, number: int, count: int) -> int:
         """Priority level of one of so many slots: the later ones are for less urgent requests."""
         return number * self.priorities // count
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A measurement of settings that were tried.
+
+    Attributes:
+        rate: Requests, or rows, per second.
+        p99_us: 99th percentile of latency, µs.
+        cost: What the settings take, such as the number of slots; less is better.
+        settings: Settings.
+    """
+
+    rate: float
+    p99_us: float
+    cost: tuple[float, ...]
+    settings: Any
+
+
+def choose(tried: Sequence[Tried], bound: float | None) -> Tried | None:
+    """Chooses, of the trials within a bound on latency (None: of all), the one that takes least for nearly the highest rate; None where
+    none is within."""
+    within = [one for one in tried if bound is None or one.p99_us <= bound]
+    most = max((one.rate for one in within), default=0.0)
+    return min((one for one in within if one.rate * WORTH >= most), key=lambda one: one.cost, default=None)

@@ -54,11 +54,13 @@ def pool(
     *,
     progress: Progress | None = None,
     first_step: int = 0,
+    recipe_of: Callable[[PoolSettings], Recipe] | None = None,
 ) -> Pool:
     """Makes a pool; see `api.pool`.
 
     Args:
         first_step: Number of the step whose random numbers the first one draws.
+        recipe_of: Recipes of the model, where it is compiled, or loaded, for several pools.
     """
     settings, request = settings or PoolSettings(), request or RunRequest()
     if settings.groups != AUTO and int(settings.groups) < settings.priorities:
@@ -68,7 +70,7 @@ def pool(
         )
     if len(request.devices) > 1 or settings.workers:
         return _in_processes(model, request, settings, progress or silent)
-    recipe = recipe_of(model, request, settings, progress)
+    recipe = (recipe_of or recipes(model, request, (settings,), progress))(settings)
     made = make_pool(recipe, settings, progress or silent)
     recipe.rewind(first_step)
     return made
@@ -116,10 +118,13 @@ def _in_this_process(
     return pool(model, request, settings, progress=tell, first_step=first)
 
 
-def recipe_of(
-    model: FlatGraph | str | os.PathLike[str], request: RunRequest, settings: PoolSettings, progress: Progress | None
-) -> Recipe:
-    """Makes the recipe for a model, which is compiled, or for a build.
+def recipes(
+    model: FlatGraph | str | os.PathLike[str],
+    request: RunRequest,
+    several: Sequence[PoolSettings],
+    progress: Progress | None,
+) -> Callable[[PoolSettings], Recipe]:
+    """Makes what gives recipes for a model, which is compiled once with the buckets of several settings, or for a build.
 
     Raises:
         EngineError: The engine can not run the model, or its outputs are not those of the reference.
@@ -132,23 +137,53 @@ def recipe_of(
             with making_beside(loaded.place, object):
                 return *values_of(loaded, source, rows), lambda: None
 
-        recipe = _of_build(loaded, f"{os.fspath(model)} is a build for it", settings)
-        return replace(recipe, renews=renews_build)
+        why_build = f"{os.fspath(model)} is a build for it"
+        return lambda settings: replace(_of_build(loaded, why_build, settings), renews=renews_build)
     flat = opened(model)
     engine, why = choose_engine(request, flat)
     refuse_devices(request, engine, why)
     rows, mixes = rows_of(flat, request)
-    batches, notes = batches_of(flat, request, settings, rows, mixes)
-    if engine.name != ENGINE.name:
-        recipe = _of_session(flat, request, batches, (rows, mixes), settings.max_rows, progress)
-    else:
-        made = make(flat, request, batches=batches, progress=progress)
-        if not batches:  # the request settles a shape that has no rows
+    wanted = partial(batches_of, flat, request, rows=rows, mixes=mixes)
+    compiled: LoadedBuild | None = None
+    if engine.name == ENGINE.name:
+        every = tuple(sorted({batch for settings in several for batch in wanted(settings)[0]}))
+        made = make(flat, request, batches=every, progress=progress)
+        if not every:  # the request settles a shape that has no rows
             buckets = tuple(replace(one, batch=None) for one in made.manifest.rungs)
             made = replace(made, manifest=replace(made.manifest, rungs=buckets))
-        loaded = _in_memory(made, request.places[0])
-        recipe = replace(_of_build(loaded, why, settings), renews=_renews_model(flat, made, loaded, request))
-    return replace(recipe, notes=(*recipe.notes, *notes))
+        compiled = _in_memory(made, request.places[0])
+
+    def recipe_of(settings: PoolSettings) -> Recipe:
+        batches, notes = wanted(settings)
+        if compiled is None:
+            recipe = _of_session(flat, request, batches, (rows, mixes), settings.max_rows, progress)
+        else:
+            recipe = _of_build(_with(compiled, lambda batch: not batches or batch in batches), why, settings)
+            recipe = replace(recipe, renews=_renews_model(flat, made, compiled, request))
+        return replace(recipe, notes=(*recipe.notes, *notes))
+
+    return recipe_of
+
+
+def _with(loaded: LoadedBuild, wanted: Callable[[int], bool]) -> LoadedBuild:
+    """Some of the buckets of a build."""
+    buckets = tuple(bucket for bucket in loaded.manifest.rungs if wanted(bucket.batch or 0))
+    return replace(loaded, manifest=replace(loaded.manifest, rungs=buckets))
+
+
+def _limited(loaded: LoadedBuild, settings: PoolSettings) -> LoadedBuild:
+    """The buckets of a build up to `max_batch`. It has the batches that it has, and without independent rows nothing is joined.
+
+    Raises:
+        MsplitError: It has no such batch.
+    """
+    most, batches = settings.max_batch or 0, sorted(bucket.batch or 0 for bucket in loaded.manifest.rungs)
+    if not most or (most == 1 and (loaded.manifest.rows is None or not batches[0])):
+        return loaded
+    if most not in batches:
+        own = ", ".join(str(batch) if batch else "the model's own" for batch in batches)
+        raise MsplitError(f"max_batch is {most}, and the batches of the build are {own}", fix="give one, or none")
+    return _with(loaded, lambda batch: batch <= most)
 
 
 def batches_of(
@@ -236,14 +271,10 @@ def _renews_model(flat: FlatGraph, made: Made, loaded: LoadedBuild, request: Run
 
 def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     """Makes the recipe for a build that is loaded onto its device."""
-    manifest, found = loaded.manifest, loaded.opened
+    manifest, found = _limited(loaded, settings).manifest, loaded.opened
     buckets = {bucket.batch or 0: bucket for bucket in manifest.rungs}
     rows = manifest.rows if 0 not in buckets else None
     largest = max(buckets)
-    # A build has the batches that it has: another largest one can not be asked for, and without independent rows nothing is joined.
-    if settings.max_batch is not None and settings.max_batch not in (1, largest):
-        said = f"the largest batch of the build is {largest}" if largest else "the build has one batch, of its own"
-        raise MsplitError(f"max_batch is {settings.max_batch}, and {said}", fix="leave it out")
     _refuse_to_join(rows, settings, manifest.mixes)
     # Everything by batch, 0 for the one batch of a model without rows.
     references = {batch: loaded.references[bucket.program] for batch, bucket in buckets.items()}

@@ -291,8 +291,17 @@ def test_a_build(build: Path, models: Mapping[str, Path], gpus: tuple[int, ...])
         assert len(pool.about.checks) == 2 * 2 * max(len(gpus), 1), "both batches of all slots are verified"
         assert (pool.batches, pool.joins) == ((1, 4), True)
         answered(pool, requests, lambda one: reference.step(pool.outputs, one))
-    with pytest.raises(MsplitError, match="max_batch is 8, and the largest batch of the build is 4"):
+    with pytest.raises(MsplitError, match="max_batch is 8, and the batches of the build are 1, 4"):
         msplit.pool(build, max_batch=8)
+
+
+def test_a_build_of_which_only_small_steps_are_wanted(build: Path, models: Mapping[str, Path]) -> None:
+    reference = Reference(models["towers"])
+    requests = [rows_of(seed, 1 + seed % 4, 1.0) for seed in range(12)]
+    with msplit.pool(build, groups=1, max_batch=1) as pool:
+        assert pool.batches == (1,)
+        answered(pool, requests, lambda one: reference.step(pool.outputs, one))
+        assert pool.stats().steps == pool.stats().rows > len(requests), "rows shared a step"
 
 
 def test_outputs_stay_on_the_device_for_who_asks(build: Path, models: Mapping[str, Path]) -> None:

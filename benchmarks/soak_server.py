@@ -1,0 +1,626 @@
+"""Soak of `msplit serve`: mixed load while versions come and go, broken ones among them, and processes are killed. Every answer is checked.
+
+    python benchmarks/soak_server.py --seconds 60                                     # simulated, as in CI
+    python benchmarks/soak_server.py --device cuda --model mmoe.pb --seconds 540 --every 10 --kill-every 60 --rate 1000 --arm 30
+
+Builds of a model with several sets of weights are made first, or taken from OUT, and the answers of each to all prepared requests. Then
+client processes ask over gRPC (TensorFlow Serving's and KServe's protocol) and HTTP: one row, a few, more than the largest step has, wrong
+requests, and such with a deadline that is over at once. Time is divided into windows with and without updates, in turns. In those with,
+every so many seconds a new version is written into the server's folder: at once, file by file, with a damaged file, or with weights that
+give other answers than the build's own. The last two have to be told, and the version before has to stay.
+
+- An answer is wrong where it is not that of the version that it names (HTTP: of any). A version never goes back.
+- A request is lost where it has no answer and no error within 30 s, and lost twice where a client that tries once more has none.
+- Memory (PSS of all processes, and of the GPU) may not grow: the least of the last third against that of the second.
+
+The table comes last, and the exit code is 1 where anything of it is not as it should be. It needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import json
+import math
+import os
+import pickle
+import random
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+import msplit
+from msplit.formats.build import KERNELS, MANIFEST, WEIGHTS
+from msplit.opset import schema
+from msplit.serving.loadtest.clients import KSERVE, ServerUnderTest, _protocol
+from msplit.serving.loadtest.corpus import of_build, of_ports
+from msplit.serving.server import messages, rpc
+
+ROOT = Path(__file__).parents[1]
+NAME, STATUS = "soak", rpc.PATHS[2]
+BUILDS, DISTINCT = 3, 16
+"""Sets of weights, and prepared requests of each kind."""
+PATIENCE = 30.0
+"""Seconds after which a request counts as lost, and ten of which a version may take."""
+CLOSE = {"rtol": 2e-3, "atol": 2e-3}
+KINDS = {"one row": 8, "many rows": 2, "KServe": 4, "HTTP": 3, "wrong": 1, "late": 1}
+"""How often each is asked."""
+TURNS = ("at once", "other answers", "file by file", "at once", "damaged", "at once")
+"""How versions come, in turns."""
+AVAILABLE, END = 30, 50
+STEPS = 200
+"""Buckets of latency for a factor of ten: each is 1.2 % wide."""
+
+
+# --- What is served, and what it should answer
+
+
+def versions(args: argparse.Namespace) -> list[Path]:
+    """Builds of the model, which differ in their weights."""
+    found = []
+    graph = schema.graph_pb2.GraphDef.FromString(args.model.read_bytes())
+    for number in range(BUILDS):
+        made = args.out / f"{args.model.stem}-{args.device}-{number}.build"
+        if not made.is_dir():
+            rng = np.random.default_rng(number)
+            own = schema.graph_pb2.GraphDef.FromString(graph.SerializeToString())
+            for node in own.node:
+                tensor = node.attr["value"].tensor if node.op == "Const" else None
+                if tensor is not None and tensor.dtype == 1 and len(tensor.tensor_content) > 64:
+                    values = np.frombuffer(tensor.tensor_content, np.float32)
+                    tensor.tensor_content = (values * rng.uniform(0.5, 1.5, values.shape)).astype(np.float32).tobytes()
+            path = args.out / f"{args.model.stem}-{number}.pb"
+            path.write_bytes(own.SerializeToString())
+            fast = {"effort": "fast"} if args.device == "cpu" else {}
+            msplit.build(
+                path, made, engine="cuda", device=args.device, batches=args.batches, streams=args.streams, **fast
+            )
+        found.append(made)
+    return found
+
+
+def prepared(args: argparse.Namespace, builds: Sequence[Path]) -> dict[str, Any]:
+    """Requests by kind, and the answers of each build to them."""
+    rows = {"one row": 1, "many rows": 3 * max(args.batches) + 1, "KServe": 3, "HTTP": 2}
+    feeds: dict[str, Any] = {}
+    answers = []
+    for build in builds:
+        with msplit.pool(build, device=args.device, groups=1) as pool:
+            feeds = feeds or {
+                kind: of_ports(of_build(build), pool.inputs, count, DISTINCT, 7) for kind, count in rows.items()
+            }
+            answers.append({kind: [pool.step(one) for one in each] for kind, each in feeds.items()})
+    for kind in feeds:
+        for number in range(DISTINCT):
+            every = [one[kind][number] for one in answers]
+            if any(same(a, b) for i, a in enumerate(every) for b in every[:i]):
+                raise SystemExit(f"{kind}: two builds give the same answer, so that a wrong one could not be told")
+    return {"feeds": feeds, "answers": answers}
+
+
+def same(found: Any, expected: Any) -> bool:
+    """True where an answer is the expected one, but for what other steps make of it."""
+    return found.keys() == expected.keys() and all(
+        found[name].shape == value.shape and np.allclose(found[name], value, **CLOSE)
+        for name, value in expected.items()
+    )
+
+
+def spoilt(build: Path, other: Path, to: Path) -> Path:
+    """A build with the weights of another, as whole as any, whose answers are not those that it was verified with."""
+    shutil.copytree(build, to)
+    shutil.copyfile(other / WEIGHTS, to / WEIGHTS)
+    said = json.loads((to / MANIFEST).read_text())
+    data = (to / WEIGHTS).read_bytes()
+    said["files"][WEIGHTS] = [len(data), hashlib.sha256(data).hexdigest()]
+    (to / MANIFEST).write_text(json.dumps(said, indent=1, sort_keys=True))
+    return to
+
+
+# --- Clients
+
+
+@dataclass
+class Counts:
+    """What a client saw, by window: with updates, and without."""
+
+    asked: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    bad: Counter[str] = field(default_factory=Counter)
+    says: list[str] = field(default_factory=list)
+    times: dict[str, Counter[int]] = field(default_factory=dict)
+
+    def add(self, other: dict[str, Any]) -> None:
+        self.asked.update(other["asked"])
+        self.errors.update(other["errors"])
+        self.bad.update(other["bad"])
+        self.says = (self.says + other["says"])[:5]
+        for arm, times in other["times"].items():
+            self.times.setdefault(arm, Counter()).update({int(key): count for key, count in times.items()})
+
+    def wrong(self, kind: str, says: str) -> None:
+        self.bad[kind] += 1
+        if len(self.says) < 5:
+            self.says.append(f"{kind}: {says}")
+
+
+class Asking:
+    """A client with a connection of each protocol, which asks one request at a time and tries once more where there is an error."""
+
+    def __init__(self, config: dict[str, Any], made: dict[str, Any], seed: int) -> None:
+        self.config, self.made, self.counts = config, made, Counts()
+        self.random, self.last = random.Random(seed), 0
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{config['port']}", [("grpc.use_local_subchannel_pool", 1)])
+        self.web: http.client.HTTPConnection | None = None
+        self.ways = {}
+        for protocol, message in (("tensorflow", messages.PredictResponse), (KSERVE, messages.ModelInferResponse)):
+            encode, decode, path = _protocol(ServerUnderTest("", NAME, protocol))
+            self.ways[protocol] = (encode, decode, self.channel.unary_unary(path), message)
+        self.bodies = {
+            (kind, number): self.encoded(kind, one)
+            for kind, every in made["feeds"].items()
+            for number, one in enumerate(every)
+        }
+        broken = messages.PredictRequest.FromString(self.bodies["one row", 0])
+        next(iter(broken.inputs.values())).dtype = 7  # strings
+        self.broken = broken.SerializeToString()
+
+    def encoded(self, kind: str, feeds: Any) -> bytes:
+        if kind != "HTTP":
+            return bytes(self.ways[KSERVE if kind == "KServe" else "tensorflow"][0](feeds))
+        return json.dumps({"inputs": {name: np.asarray(value).tolist() for name, value in feeds.items()}}).encode()
+
+    def run(self) -> None:
+        """Asks until time is over."""
+        begin, end, pause = self.config["begin"], self.config["end"], self.config["pause"]
+        kinds, weights = list(KINDS), list(KINDS.values())
+        due = time.time() + self.random.random() * pause
+        while (now := time.time()) < end:
+            if now < due:
+                time.sleep(due - now)
+            due = max(due + pause, time.time() - 1.0)
+            kind = self.random.choices(kinds, weights)[0]
+            arm = arm_of(time.time() - begin, self.config["arm"])
+            self.counts.asked[arm] += 1
+            start = time.perf_counter()
+            if self.ask(kind) and kind not in ("wrong", "late"):
+                bucket = int(STEPS * math.log10(max(time.perf_counter() - start, 1e-6) * 1e6))
+                self.counts.times.setdefault(arm, Counter())[bucket] += 1
+        self.channel.close()
+
+    def ask(self, kind: str) -> bool:
+        """One request, or two. True where it has its answer."""
+        number, code = self.random.randrange(DISTINCT), ""
+        for again in (False, True):
+            code = self.once(kind, number)
+            if not code:
+                return True
+            self.counts.errors[f"{code}{', again' if again else ''}"] += 1
+            if code == "no answer":
+                self.counts.wrong("lost without an error", f"{kind}: nothing in {PATIENCE:g} s")
+            if again:
+                break
+            time.sleep(0.05)
+        self.counts.wrong("lost to a client that tries once more", f"{kind}: {code}")
+        return False
+
+    def once(self, kind: str, number: int) -> str:
+        """Name of the error; "" where there is an answer, which is looked at."""
+        if kind == "HTTP":
+            return self.once_by_http(number)
+        _, decode, call, message = self.ways[KSERVE if kind == "KServe" else "tensorflow"]
+        try:
+            body = self.broken if kind == "wrong" else self.bodies["one row" if kind == "late" else kind, number]
+            data = call(body, timeout=1e-4 if kind == "late" else PATIENCE)
+        except grpc.RpcError as problem:
+            code = problem.code().name
+            if code == {"wrong": "INVALID_ARGUMENT", "late": "DEADLINE_EXCEEDED"}.get(kind):
+                return ""
+            return "no answer" if code == "DEADLINE_EXCEEDED" else f"{code}: {str(problem.details())[:60]}"
+        if kind == "wrong":
+            self.counts.wrong("wrong answers", "a wrong request has an answer")
+        elif kind != "late":
+            said = message.FromString(data)
+            version = int(said.model_version) if kind == "KServe" else said.model_spec.version.value
+            expected = self.made["answers"][version % BUILDS][kind][number]
+            if not same(decode(data), expected):
+                self.counts.wrong("wrong answers", f"{kind}, version {version}")
+            if version < self.last:
+                self.counts.wrong("went back", f"{kind}: version {version} after {self.last}")
+            self.last = version
+        return ""
+
+    def once_by_http(self, number: int) -> str:
+        try:
+            if self.web is None:
+                self.web = http.client.HTTPConnection("127.0.0.1", self.config["rest"], timeout=PATIENCE)
+            self.web.request("POST", f"/v1/models/{NAME}:predict", self.bodies["HTTP", number])
+            answer = self.web.getresponse()
+            data = answer.read()
+        except TimeoutError:
+            self.web = None
+            return "no answer"
+        except (OSError, http.client.HTTPException) as problem:
+            self.web = None
+            return f"HTTP: {type(problem).__name__}"
+        if answer.status != 200:
+            return f"HTTP {answer.status}: {data[:60].decode(errors='replace')}"
+        said = json.loads(data)["outputs"]
+        expected = [one["HTTP"][number] for one in self.made["answers"]]
+        said = said if isinstance(said, dict) else {next(iter(expected[0])): said}
+        found = {name: np.asarray(value, np.float32) for name, value in said.items()}
+        if not any(same(found, one) for one in expected):
+            self.counts.wrong("wrong answers", "HTTP, of no version")
+        return ""
+
+
+def arm_of(since: float, window: float) -> str:
+    """Which kind of window it is; the first one is without updates, and warms up."""
+    return "with updates" if int(since / window) % 2 else "without"
+
+
+def client(config: dict[str, Any]) -> None:
+    """A client process: some threads that ask. Prints what they saw."""
+    made = pickle.loads(Path(config["made"]).read_bytes())
+    every = [Asking(config, made, config["seed"] * 1000 + number) for number in range(config["threads"])]
+    threads = [threading.Thread(target=one.run) for one in every]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps([vars(one.counts) for one in every]), flush=True)
+
+
+# --- Server
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def children(pid: int) -> Iterator[int]:
+    """Processes that one has started, and those that these have."""
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield int(child)
+                yield from children(int(child))
+
+
+def pss(pid: int) -> int:
+    """Bytes of memory of a process; what it shares counts in parts."""
+    with suppress(OSError):
+        found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        return int(found[1]) << 10 if found else 0
+    return 0
+
+
+class Server:
+    """The server in a process of its own, with its memory over time."""
+
+    def __init__(self, args: argparse.Namespace, base: Path) -> None:
+        self.port, self.rest, self.log = free_port(), free_port(), args.out / "server.log"
+        command = [sys.executable, "-m", "msplit", "serve", "--model", f"{NAME}={base}", "--device", args.device]
+        command += ["--port", self.port, "--rest_api_port", self.rest, "--file_system_poll_wait_seconds", args.poll]
+        command += ["--groups", args.groups, *(["--pool", f"workers={args.workers}"] if args.workers else [])]
+        self.file = self.log.open("w")
+        self.process = subprocess.Popen(
+            [*map(str, command), *shlex.split(args.serve)], stdout=self.file, stderr=subprocess.STDOUT, cwd=ROOT
+        )
+        self.began, self.opening = time.time(), 0.0
+        self.memory: list[tuple[float, int, int]] = []
+        self.over = threading.Event()
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        self._status = self.channel.unary_unary(STATUS)
+
+    def wait(self) -> None:
+        """Waits until it is ready."""
+        while not re.search("^ready:", self.log.read_text(), re.MULTILINE):
+            if self.process.poll() is not None:
+                raise SystemExit(f"the server ended: {self.log.read_text()}")
+            time.sleep(0.1)
+        self.opening = time.time() - self.began
+
+    def statuses(self) -> dict[int, tuple[int, str]]:
+        """State of each version, and what is wrong with it."""
+        request = messages.GetModelStatusRequest()
+        request.model_spec.name = NAME
+        said = messages.GetModelStatusResponse.FromString(self._status(request.SerializeToString(), timeout=PATIENCE))
+        return {one.version: (one.state, one.status.error_message) for one in said.model_version_status}
+
+    def watch(self) -> None:
+        """Looks at its memory now and then."""
+        while not self.over.wait(1.0):
+            host = sum(map(pss, {self.process.pid, *children(self.process.pid)}))
+            gpu = 0
+            with suppress(OSError, http.client.HTTPException):
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.rest}/metrics", timeout=PATIENCE) as answer:
+                    found = re.findall(rb"^msplit_gpu_memory_used_bytes\S* (\S+)", answer.read(), re.MULTILINE)
+                gpu = sum(int(float(one)) for one in found)
+            self.memory.append((time.time(), host, gpu))
+
+    def killed(self, pattern: str) -> bool | None:
+        """Kills one of its processes, if it has such; None where one of them was started so lately that none might be left to answer."""
+        found = dict[int, float]()
+        for pid in children(self.process.pid):
+            with suppress(OSError):
+                if pattern.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found[pid] = os.stat(f"/proc/{pid}").st_ctime
+        if found and time.time() < max(found.values()) + 2 * self.opening:
+            return None
+        with suppress(ProcessLookupError):
+            if found:
+                os.kill(random.choice([*found]), signal.SIGKILL)
+                return True
+        return False
+
+    def stop(self) -> tuple[int, list[int]]:
+        """Ends it. Exit code, and processes that it has left behind."""
+        self.over.set()
+        self.channel.close()
+        theirs = list(children(self.process.pid))
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        time.sleep(1.0)
+        self.file.close()
+        return code, [pid for pid in theirs if Path(f"/proc/{pid}").exists()]
+
+
+class Rollout:
+    """Writes versions into the server's folder, and sees what becomes of them."""
+
+    def __init__(self, args: argparse.Namespace, server: Server, base: Path, builds: Sequence[Path]) -> None:
+        self.args, self.server, self.base, self.builds = args, server, base, builds
+        self.number, self.served, self.turn = 1, 1, 0
+        self.done, self.problems, self.took = Counter[str](), list[str](), list[float]()
+
+    def run(self, begin: float, end: float) -> None:
+        due = begin
+        while (now := time.time()) < end:
+            if not self.args.every or now < due or arm_of(now - begin, self.args.arm) == "without":
+                time.sleep(0.05)
+                continue
+            due = now + self.args.every
+            how = TURNS[self.turn % len(TURNS)]
+            self.turn += 1
+            try:
+                self.update(how)
+            except Exception as problem:
+                self.problems.append(f"{how}: {type(problem).__name__}: {problem}")
+
+    def update(self, how: str) -> None:
+        """Writes the next version, and waits until it is served, or told to be broken."""
+        self.number += 1
+        number, goal = self.number, self.base / str(self.number)
+        build, beside = self.builds[number % BUILDS], self.args.out / "beside"
+        shutil.rmtree(beside, ignore_errors=True)
+        start = time.time()
+        if how == "file by file":
+            (goal / KERNELS).mkdir(parents=True)
+            for path in sorted(build.rglob("*"), key=lambda one: one.name != MANIFEST):
+                if path.is_file():
+                    shutil.copyfile(path, goal / path.relative_to(build))
+                    time.sleep(2.5 * self.args.poll / 4)
+        else:
+            if how == "other answers":
+                spoilt(build, self.builds[(number + 1) % BUILDS], beside)
+            else:
+                shutil.copytree(build, beside)
+            if how == "damaged":
+                with (beside / WEIGHTS).open("r+b") as file:
+                    file.seek(-4, os.SEEK_END)
+                    file.write(b"\xff\xff\xff\xff")
+            beside.rename(goal)
+        bad = how in ("other answers", "damaged")
+        state, _ = self.waited(
+            number, start, lambda state, why: state == AVAILABLE or (bad and state == END and bool(why))
+        )
+        self.done[how] += 1
+        if bad:
+            before = self.server.statuses().get(self.served, (0, ""))[0]
+            if state != END or before != AVAILABLE:
+                self.problems.append(f"{how}: version {number} is in state {state}, the one before in {before}")
+            shutil.rmtree(goal)
+            return
+        self.took.append(time.time() - start)
+        served, self.served = self.served, number
+        self.waited(served, time.time(), lambda state, why: state in (END, 0))
+        shutil.rmtree(self.base / str(served))
+
+    def waited(self, number: int, start: float, done: Any) -> tuple[int, str]:
+        while True:
+            state, why = self.server.statuses().get(number, (0, ""))
+            if done(state, why):
+                return state, why
+            if time.time() > start + 10 * PATIENCE:
+                self.problems.append(f"version {number} stays in state {state}: {why}")
+                return state, why
+            time.sleep(0.05)
+
+
+# --- All of it
+
+
+def soaked(args: argparse.Namespace) -> tuple[list[tuple[str, str]], list[str]]:
+    """Rows of the table, and what is wrong."""
+    builds = versions(args)
+    made = args.out / "prepared.pickle"
+    made.write_bytes(pickle.dumps(prepared(args, builds)))
+    base = args.out / "served"
+    shutil.rmtree(base, ignore_errors=True)
+    shutil.copytree(builds[1], base / "1")
+    server = Server(args, base)
+    killed = Counter[str]()
+    clients: list[subprocess.Popen[str]] = []
+    try:
+        server.wait()
+        threading.Thread(target=server.watch, daemon=True).start()
+        begin = time.time() + 3.0  # until then clients have their imports done
+        end = begin + args.seconds
+        config = {
+            "port": server.port,
+            "rest": server.rest,
+            "begin": begin,
+            "end": end,
+            "arm": args.arm,
+            "made": str(made),
+        }
+        config |= {"threads": args.threads, "pause": args.threads * args.clients / args.rate if args.rate else 0.0}
+        for number in range(args.clients):
+            text = json.dumps({**config, "seed": number})
+            command = [sys.executable, __file__, "--client", text]
+            clients.append(
+                subprocess.Popen(
+                    command, stdout=subprocess.PIPE, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+                )
+            )
+        rollout = Rollout(args, server, base, builds)
+        updating = threading.Thread(target=rollout.run, args=(begin, end))
+        updating.start()
+        due = begin + args.kill_every
+        while time.time() < end and server.process.poll() is None:
+            if args.kill_every and time.time() >= due and (gone := server.killed(args.kill)) is not None:
+                killed["killed" if gone else "none to kill"] += 1
+                due = time.time() + args.kill_every
+            time.sleep(0.05)
+        counts = Counts()
+        for one in clients:
+            for found in json.loads(one.communicate(timeout=20 * PATIENCE)[0] or "[]"):
+                counts.add(found)
+        updating.join()
+    finally:
+        for one in clients:
+            if one.poll() is None:
+                one.kill()
+        code, left = server.stop()
+    return judged(args, server, rollout, counts, killed, code, left)
+
+
+def quantile(times: Counter[int], share: float) -> float:
+    """Quantile in ms of times in buckets."""
+    left = share * times.total()
+    for bucket in sorted(times):
+        left -= times[bucket]
+        if left <= 0:
+            return float(10 ** ((bucket + 0.5) / STEPS) / 1e3)
+    return 0.0
+
+
+def judged(
+    args: argparse.Namespace,
+    server: Server,
+    rollout: Rollout,
+    counts: Counts,
+    killed: Counter[str],
+    code: int,
+    left: list[int],
+) -> tuple[list[tuple[str, str]], list[str]]:
+    rows = [(f"requests, {arm}", f"{count:,}") for arm, count in sorted(counts.asked.items())]
+    for arm, times in sorted(counts.times.items()):
+        told = ", ".join(f"p{100 * share:g} {quantile(times, share):,.2f}" for share in (0.5, 0.99, 0.999))
+        rows.append((f"ms, {arm}", told))
+    rows += [
+        (kind, f"{counts.bad[kind]}")
+        for kind in ("wrong answers", "went back", "lost without an error", "lost to a client that tries once more")
+    ]
+    rows += [(f"error: {name}", f"{count:,}") for name, count in sorted(counts.errors.items())]
+    rows += [(f"version, {how}", f"{count}") for how, count in rollout.done.items()]
+    if rollout.took:
+        rows.append(
+            ("s until a version is served", f"median {np.median(rollout.took):.1f}, most {max(rollout.took):.1f}")
+        )
+    rows += [(f"processes {what}", f"{count}") for what, count in killed.items()]
+    problems = [f"{kind}: {count}" for kind, count in counts.bad.items()] + counts.says + rollout.problems
+    third = len(server.memory) // 3
+    for place, name in ((1, "host memory, MB"), (2, "GPU memory, MB")):
+        if third and any(one[place] for one in server.memory):
+            before = min(one[place] for one in server.memory[third : 2 * third]) / 1e6
+            after = min(one[place] for one in server.memory[2 * third :]) / 1e6
+            rows.append(
+                (name, f"{before:,.0f}, then {after:,.0f}; most {max(one[place] for one in server.memory) / 1e6:,.0f}")
+            )
+            if after > before * (1 + args.growth):
+                problems.append(f"{name}: grew from {before:,.0f} to {after:,.0f}")
+    log = server.log.read_text()
+    rows.append(("server's exit code", f"{code}"))
+    if code or left:
+        problems.append(f"the server ended with {code} and left {len(left)} processes")
+    if faults := log.count("Traceback"):
+        problems.append(f"{faults} tracebacks in {server.log}")
+    if not counts.asked:
+        problems.append("no client has asked anything")
+    if args.every and not rollout.done["at once"]:
+        problems.append("no version was taken over")
+    return rows, problems
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", type=Path, default=ROOT / "sample_graphs" / "mmoe_small.pb", help="a GraphDef with its weights"
+    )
+    parser.add_argument("--out", type=Path, default=Path("soak-results"))
+    parser.add_argument("--device", default="cpu", choices=["cuda", "cpu"])
+    parser.add_argument("--batches", type=lambda text: tuple(map(int, text.split(","))), default=(1, 8))
+    parser.add_argument("--streams", type=int, default=2)
+    parser.add_argument("--groups", type=int, default=2)
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes on the device; 0: steps run in the server's own"
+    )
+    parser.add_argument("--serve", default="", help="further arguments of msplit serve")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--arm", type=float, default=10.0, help="seconds of a window with, or without, updates")
+    parser.add_argument(
+        "--every", type=float, default=3.0, help="seconds from one version to the next, at least; 0: none"
+    )
+    parser.add_argument("--poll", type=float, default=0.5, help="seconds between two looks of the server's")
+    parser.add_argument(
+        "--kill-every", type=float, default=15.0, help="seconds from one kill to the next, at least; 0: none"
+    )
+    parser.add_argument("--kill", default="msplit.serving", help="what the command of a process has that may be killed")
+    parser.add_argument(
+        "--rate", type=float, default=100.0, help="requests per second of all clients; 0: each asks at once again"
+    )
+    parser.add_argument("--clients", type=int, default=2, help="processes that ask")
+    parser.add_argument("--threads", type=int, default=4, help="clients in each of them")
+    parser.add_argument("--growth", type=float, default=0.05, help="share by which memory may grow")
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.client:
+        client(json.loads(args.client))
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    args.out = args.out.resolve()
+    rows, problems = soaked(args)
+    print("| soak | |\n| --- | ---: |")
+    for name, value in rows:
+        print(f"| {name} | {value} |")
+    print("\n".join(f"PROBLEM: {one}" for one in problems) or "all as it should be")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
