@@ -2,6 +2,7 @@
 front alone, in turns, asked from other processes.
 
     python benchmarks/serving.py [model.build] --rows 1 --serve '--groups 8'
+    python benchmarks/serving.py [model.build] --short       # one table: 1, 2, 4 … processes that take requests
     python benchmarks/serving.py --fronts            # echoes of other fronts, too: benchmarks/notes/front.md
 
 Prints for each the p50 of one client of grpcio and of one whose frames are made before (`grpc_load.py`), requests per second with many in
@@ -53,6 +54,19 @@ def request_of(name: str, shapes: dict[str, tuple[str, list[int]]]) -> bytes:
     return made.SerializeToString()
 
 
+def request_for(rest: int, rows: int) -> bytes:
+    """A request for the model of a server."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{rest}/v1/models/m/metadata") as answer:
+        (signature, *_) = json.load(answer)["metadata"]["signature_def"]["signature_def"].values()
+    sizes = {
+        key: (info["dtype"], [int(dim["size"]) for dim in info["tensor_shape"]["dim"]])
+        for key, info in signature["inputs"].items()
+    }
+    return request_of(
+        "m", {key: (kind, [rows if one < 0 else one for one in dims]) for key, (kind, dims) in sizes.items()}
+    )
+
+
 TYPES = {"DT_INT32": np.int32, "DT_INT64": np.int64, "DT_BOOL": bool}
 
 
@@ -84,7 +98,7 @@ def asked_by_frames(
     for worker in workers:
         assert worker.stdout is not None
         found.append(json.loads(worker.stdout.read()))
-        worker.wait()
+        worker.wait(60)
     rate = sum(len(one["us"]) / one["seconds"] for one in found)
     return median([taken for one in found for taken in one["us"]]), rate
 
@@ -174,20 +188,34 @@ async def _echo_on_a_loop(port: int, kind: str) -> None:
     await asyncio.Event().wait()
 
 
-def empty(port: int, rest: int) -> None:
-    """`msplit serve` of a model that does nothing, on a slot that is polled as one of a GPU."""
+def empty_pool(tell: Any = None) -> Any:
+    """Pool of a model that does nothing, on a slot that is polled as one of a GPU."""
     from msplit.serving.pool.pool import About, Pool
     from msplit.serving.pool.ports import Port, Ports
     from msplit.serving.pool.settings import PoolSettings
     from msplit.serving.pool.steps import StepSlot
-    from msplit.serving.server.models import Models, Version, signature_of
 
     batches = (1, 4, 16, 64)
     ports = Ports({"x": np.dtype(np.float32)}, {rows: {"x": (rows, WIDTH)} for rows in batches}, ({"x": 1}, {"y": 1}))
     slot = StepSlot(dict.fromkeys(batches, lambda feeds: {"y": feeds["x"]}), ports)
     about = About("empty", {"y": Port("float32", (None, WIDTH))}, (), (), {})
-    where = run.Listening(port=port, rest_port=rest)
-    with Pool(ports, [(0, slot)], PoolSettings(groups=1), about) as made, run.held(where) as held:
+    return Pool(ports, [(0, slot)], PoolSettings(groups=1), about)
+
+
+def empty(port: int, rest: int, fronts: int) -> None:
+    """`msplit serve` of that pool, in this process where there are no fronts, else in one of its own."""
+    from msplit.progress import silent
+    from msplit.serving.pool.making import make_processes
+    from msplit.serving.pool.settings import PoolSettings
+    from msplit.serving.server.models import Models, Version, signature_of
+
+    def there() -> Any:
+        import serving  # type: ignore[import-not-found]  # so that the other process finds it
+
+        return make_processes(lambda *_: serving.empty_pool, ["cpu:0"], PoolSettings(groups=1), silent, together=True)
+
+    where = run.Listening(port=port, rest_port=rest, fronts=fronts or 1)
+    with there() if fronts else empty_pool() as made, run.held(where) as held:
         only = signature_of(made, None)
         models = Models({"m": {1: Version("m", 1, {only.name: only})}})
         with run.answering(models, where, held) as server:
@@ -272,6 +300,50 @@ def measure(asked: Asked, arguments: argparse.Namespace, share: float) -> None:
         (asked.frames if times is asked.one else asked.rate).append(p50 if times is asked.one else rate)
 
 
+def short(model: Path | None, rows: int, options: list[str], seconds: float) -> None:
+    """One table in less than a minute: servers with more and more fronts beside echoes, one after the other."""
+    itself, cores = [str(Path(__file__)), "--as"], len(os.sched_getaffinity(0))
+    counts = [count for count in (1, 2, 4, 8, 12) if count == 1 or count <= cores]
+    servers = {
+        f"echo, {kind}": lambda port, rest, kind=kind: [*itself, kind, str(port)] for kind in ("msplit", "grpcio")
+    }
+    for count in counts:
+        if model is None:
+            servers[f"fronts={count}"] = lambda port, rest, count=count: [
+                *itself,
+                "empty",
+                str(port),
+                str(rest),
+                str(count),
+            ]
+        else:
+            own = ["-m", "msplit", "serve", "--model", f"m={model}", "--pool", f"workers=1,fronts={count}", *options]
+            servers[f"fronts={count}"] = lambda port, rest, own=own: [
+                *own,
+                "--port",
+                str(port),
+                "--rest-api-port",
+                str(rest),
+            ]
+    clients, connections = max(1, cores // 2), 8
+    print(f"{clients} processes × {connections} connections × 8 in flight, {cores} cores")
+    print("| | p50 of one client, µs | requests/s | p50, µs | processor µs a request | requests/s per core |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for name, command in servers.items():
+        port, rest = free_port(), free_port()
+        with started(name, command(port, rest), port) as server:
+            data = request_of("m", {"x": ("DT_FLOAT", [rows, WIDTH])})
+            if model is not None and "fronts" in name:
+                data = request_for(rest, rows)
+            one, rate = asked_by_frames(port, data, 1, 1, 1, 200)
+            one, rate = asked_by_frames(port, data, 1, 1, 1, max(round(rate * seconds / 3), 100))
+            _, rate = asked_by_frames(port, data, clients, connections, 8, 300)
+            count, before = max(round(rate * seconds / clients), 300), processor_time(server.pid)
+            p50, rate = asked_by_frames(port, data, clients, connections, 8, count)
+            each = (processor_time(server.pid) - before) / (clients * count) * 1e6
+        print(f"| {name} | {one:,.0f} | {rate:,.0f} | {p50:,.0f} | {each:,.1f} | {1e6 / each:,.0f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?")
@@ -289,11 +361,15 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes")
     parser.add_argument("--connections", type=int, default=4, help="of each of them")
     parser.add_argument("--in-flight", type=int, default=8, help="on each connection")
+    parser.add_argument("--short", action="store_true", help="one table in less than a minute")
     parser.add_argument("--as", dest="role", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role:
         kind, *values = arguments.role
         empty(*map(int, values)) if kind == "empty" else echo(int(values[0]), kind)
+        return
+    if arguments.short:
+        short(arguments.model, arguments.rows, shlex.split(arguments.serve), arguments.seconds * 4)
         return
     itself = [str(Path(__file__)), "--as"]
     shape = {"x": ("DT_FLOAT", [arguments.rows, WIDTH])}
@@ -306,19 +382,7 @@ def main() -> None:
             server = stack.enter_context(started(name, command(port, rest), port))
             data = request_of("m", shape)
             if name == "msplit serve":
-                with urllib.request.urlopen(f"http://127.0.0.1:{rest}/v1/models/m/metadata") as answer:
-                    (signature, *_) = json.load(answer)["metadata"]["signature_def"]["signature_def"].values()
-                sizes = {
-                    key: (info["dtype"], [int(dim["size"]) for dim in info["tensor_shape"]["dim"]])
-                    for key, info in signature["inputs"].items()
-                }
-                data = request_of(
-                    "m",
-                    {
-                        key: (kind, [arguments.rows if one < 0 else one for one in dims])
-                        for key, (kind, dims) in sizes.items()
-                    },
-                )
+                data = request_for(rest, arguments.rows)
             return Asked(name, server.pid, port, data)
 
         step = a_step(arguments.model, arguments.rows) if arguments.model else 0.0
@@ -326,7 +390,7 @@ def main() -> None:
             (f"echo, {kind}", lambda port, rest, kind=kind: [*itself, kind, str(port)])  # type: ignore[misc]
             for kind in fronts
         ]
-        servers.append(("empty model", lambda port, rest: [*itself, "empty", str(port), str(rest)]))
+        servers.append(("empty model", lambda port, rest: [*itself, "empty", str(port), str(rest), "0"]))
         if arguments.model:
             options = [*shlex.split(arguments.serve), "--model", f"m={arguments.model}"]
             command = ["-m", "msplit", "serve", *options]

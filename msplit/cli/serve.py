@@ -13,7 +13,7 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,8 @@ from msplit.progress import telling
 if TYPE_CHECKING:
     from msplit.serving.pool.settings import PoolSettings
     from msplit.serving.server.config import ModelConfig
+    from msplit.serving.server.listening import Listening
     from msplit.serving.server.models import Models
-    from msplit.serving.server.run import Listening
 
 
 _PORT = click.IntRange(0, 65535)
@@ -146,13 +146,20 @@ class Doors:
         "--log", "Share of the requests that are logged.", click.FloatRange(0, 1), 0.0, name="access"
     )
 
+    fronts: int = key(
+        "--pool",
+        "Processes that take requests on the same ports; with 2 or more, steps run in others.",
+        click.IntRange(1, 64),
+        1,
+    )
+
     def listening(self) -> Listening:
         """The same for the server.
 
         Raises:
             UsageError: It would listen nowhere.
         """
-        from msplit.serving.server.run import Listening
+        from msplit.serving.server.listening import Listening
 
         if not self.port and not self.rest_api_port:
             raise click.UsageError("Both ports are 0: nobody could ask.")
@@ -166,6 +173,7 @@ class Doors:
             as_content=self.enable_serialization_as_tensor_content,
             timeout=self.timeout,
             access=self.access_log,
+            fronts=self.fronts,
         )
 
 
@@ -189,6 +197,8 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
     as_json = doors.log_format == "json"
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
+    if doors.fronts > 1:
+        settings = replace(settings, workers=settings.workers or 1)
     tags = served.saved_model_tags if served.tags is None else served.tags
     reread = 0.0 if served.model_config_file is None else served.model_config_file_poll_wait_seconds
     polling = versions.Polling(served.file_system_poll_wait_seconds, served.configs, reread)

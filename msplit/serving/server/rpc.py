@@ -184,6 +184,7 @@ class GrpcServer:
         most: Bytes of the largest request.
         drive: Does what is to be done for requests that are not answered yet. True while there is any.
         health: Answers a HealthCheckRequest for `WATCH`, in bytes.
+        shares: True where other processes of the same server listen on its port.
 
     Attributes:
         open: Calls that are not answered, and True for those that came before the server was to stop.
@@ -199,11 +200,13 @@ class GrpcServer:
         most: int,
         drive: Callable[[], bool] = lambda: False,
         health: Callable[[bytes], bytes] = lambda data: data,
+        *,
+        shares: bool = False,
     ) -> None:
         options = [
             ("grpc.max_receive_message_length", most),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),  # anybody else's on the same port would take a part of the requests
+            ("grpc.so_reuseport", int(shares)),  # anybody else's on the same port would take a part of the requests
             *_LIMITS,
         ]
         self._take, self._stopping, self._drive, self._port = take, stopping, drive, 0

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,13 +18,14 @@ import uvicorn
 from msplit.errors import MsplitError
 from msplit.serving.server import rest, rpc
 from msplit.serving.server.exchange import health_of, take
-from msplit.serving.server.logs import LOG
+from msplit.serving.server.fronts import Fronts
+from msplit.serving.server.listening import Listening, exit_code, heeding, held
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models
 from msplit.serving.server.service import Service
 
-_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_HUNG_UP = 128 + signal.SIGHUP
+__all__ = ["Answering", "Listening", "answering", "held"]
+
 _LOOK = 0.5
 """Seconds between two looks whether a GPU has failed: nobody may ask just then."""
 _BACKLOG = 2048
@@ -38,67 +37,8 @@ _NOTICE = 0.3
 """Seconds for which a server that is to stop refuses requests before it closes its doors."""
 
 
-@dataclass(frozen=True)
-class Listening:
-    """Addresses and limits of a server.
-
-    Attributes:
-        host: Address, as in ``127.0.0.1``.
-        port: Port of gRPC; 0: none.
-        rest_port: Port of HTTP; 0: none.
-        most: Bytes of the largest request.
-        lame_duck: Seconds for which it goes on answering, not ready any more, when it is to stop.
-        grace: Seconds that what is in flight may take after that.
-        as_content: True to put values of TensorFlow Serving's answers into `tensor_content`.
-        timeout: Seconds that a request may wait to be started, if it does not say so itself.
-        access: Share of the requests that are logged.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8500
-    rest_port: int = 8501
-    most: int = 64 << 20
-    lame_duck: float = 0.0
-    grace: float = 10.0
-    as_content: bool = False
-    timeout: float | None = None
-    access: float = 0.0
-
-
 @contextlib.contextmanager
-def held(where: Listening) -> Iterator[dict[int, socket.socket]]:
-    """Holds the ports of a server, so that what is taken is told before anything else is done. Nobody can connect to them yet.
-
-    Raises:
-        MsplitError: One of them can not be had.
-    """
-    with contextlib.ExitStack() as stack:
-        found = {}
-        for port in filter(None, (where.port, where.rest_port)):
-            if port in found:
-                raise MsplitError(f"gRPC and HTTP are both to be on port {port}", fix="give them different ports")
-            found[port] = stack.enter_context(contextlib.closing(_bound(where.host, port)))
-        yield found
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    made = None
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what closed connections leave behind is no server
-        made.bind(address)
-    except OSError as problem:
-        if made is not None:
-            made.close()
-        fix = "choose another with --port and --rest_api_port, or end what has it"
-        what = f"can not listen on port {port} of {host}: {problem.strerror or problem}"
-        raise MsplitError(what, fix=fix) from problem
-    return made
-
-
-@contextlib.contextmanager
-def answering(models: Models, where: Listening, ports: dict[int, socket.socket]) -> Iterator[Answering]:
+def answering(models: Models, where: Listening, ports: dict[int, socket.socket]) -> Iterator[Answering | Fronts]:
     """Answers requests in threads for as long as the block lasts, also while models are yet to be opened: it is live then, and not ready.
 
     Args:
@@ -109,9 +49,9 @@ def answering(models: Models, where: Listening, ports: dict[int, socket.socket])
     Raises:
         MsplitError: It can not listen.
     """
-    server = Answering(Service(models, Metrics(models), where.as_content, where.timeout, access=where.access), where)
-    server.start(ports)
+    server = Fronts(models, where) if where.fronts > 1 else Answering.of(models, where, Metrics(models))
     try:
+        server.start(ports)
         yield server
     finally:
         server.end()
@@ -132,6 +72,11 @@ class Answering:
         self._failed: list[BaseException] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+
+    @staticmethod
+    def of(models: Models, where: Listening, metrics: Metrics) -> Answering:
+        """Server of these models."""
+        return Answering(Service(models, metrics, where.as_content, where.timeout, access=where.access), where)
 
     def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen.
@@ -157,34 +102,30 @@ class Answering:
         Raises:
             DeviceLost: The GPU has failed.
         """
-        assert self._thread is not None
-        heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores one
-        for number in heard:
-            signal.signal(number, lambda number, frame: self._stop(number))
-        try:
+        with heeding(self.stop):
             ready()
-            self._thread.join()
-        finally:
-            for number in heard:
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        if self._failed:
-            raise self._failed[0]
+            self.join()
         if self._service.lost:
             raise self._service.lost[0]
-        return _HUNG_UP if signal.SIGHUP in self._came else 0
+        return exit_code(self._came)
+
+    def join(self) -> None:
+        """Waits until it has ended. Raises what ended it, if that was a fault."""
+        assert self._thread is not None
+        self._thread.join()
+        if self._failed:
+            raise self._failed[0]
 
     def end(self) -> None:
         """Ends it without delay, if it has not ended."""
         if self._thread is not None and self._thread.is_alive():
             self._service.stopping.set()
-            self._stop(0)
+            self.stop(0)
             self._thread.join()
 
-    def _stop(self, number: int) -> None:
-        """Has it end; called in the main thread by a signal, 0 for none."""
+    def stop(self, number: int) -> None:
+        """Has it end, called a second time at once; number of the signal that came, 0 for none."""
         self._came.append(number)
-        if number:
-            LOG.info("stopping: %s came", signal.Signals(number).name)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has just ended
                 self._loop.call_soon_threadsafe((self._first if len(self._came) == 1 else self._at_once).set)
@@ -201,8 +142,10 @@ class Answering:
 
     async def _run(self, ports: dict[int, socket.socket]) -> None:
         service, where = self._service, self._where
-        self._loop = asyncio.get_running_loop()
         self._first, self._at_once = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self._came:  # before there was a loop
+            self._first.set()
         doors: list[_Grpc | _Http] = []
         try:
             if where.port:
@@ -253,7 +196,12 @@ class _Grpc:
     def __init__(self, service: Service, where: Listening) -> None:
         self._where = where
         self._server = rpc.GrpcServer(
-            partial(take, service), service.stopping, where.most, service.drive, partial(health_of, service)
+            partial(take, service),
+            service.stopping,
+            where.most,
+            service.drive,
+            partial(health_of, service),
+            shares=where.fronts > 1,
         )
 
     async def start(self, ports: dict[int, socket.socket]) -> None:

@@ -23,9 +23,9 @@ from tests.serving.server.running import Server, free_port, start_trivial  # noq
 from tests.serving.server.trivial import BROKEN, LOST, LOST_SLOWLY, MOST, SLOW, WIDTH, WRONG  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    running = start_trivial()
+@pytest.fixture(scope="module", params=[(), ("fronts=2", "log=text")], ids=["alone", "fronts"])
+def server(request: Any) -> Iterator[Server]:
+    running = start_trivial(*request.param)
     yield running
     if running.process.poll() is None:
         running.process.kill()
@@ -179,13 +179,15 @@ def test_a_value_that_the_model_can_not_take_is_the_clients_fault(channel: Any, 
     np.testing.assert_array_equal(ask(channel, 1.0), 2 * row(1.0))
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_who_asks_while_it_stops_gets_an_answer(number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "options"), [(signal.SIGHUP, ()), (signal.SIGTERM, ()), (signal.SIGHUP, ("fronts=2",))]
+)
+def test_who_asks_while_it_stops_gets_an_answer(number: int, options: tuple[str, ...]) -> None:
     """Nothing is cancelled, and no connection is accepted and closed without a word."""
     ours = signal.signal(
         number, signal.SIG_DFL
     )  # where tests run under `nohup`, the server would heed no SIGHUP either
-    running = start_trivial()
+    running = start_trivial(*options)
     signal.signal(number, ours)
     said: list[str] = []
     over = threading.Event()
