@@ -103,12 +103,14 @@ def asked_by_frames(
     return median([taken for one in found for taken in one["us"]]), rate
 
 
-def processor_time(pid: int) -> float:
-    """Seconds of all threads of a process and of those that it has started."""
+def processor_time(pid: int, *, fronts: bool = False) -> float:
+    """Seconds of all threads of a process and of those that it has started; or only of itself and its front ends."""
     total = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
         total += int((task / "schedstat").read_text().split()[0]) / 1e9
-        total += sum(processor_time(int(child)) for child in (task / "children").read_text().split())
+        for child in (task / "children").read_text().split():
+            if not fronts or b"serving.server.front" in Path(f"/proc/{child}/cmdline").read_bytes():
+                total += processor_time(int(child))
     return total
 
 
@@ -246,12 +248,15 @@ class Asked:
 
 @contextmanager
 def started(name: str, command: list[str], port: int) -> Iterator[subprocess.Popen[str]]:
-    server = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
+        said = ""
         for line in server.stdout or ():
             if line.startswith("ready:"):
                 break
-            print(f"  {name}: {line}", end="", flush=True)
+            said += f"  {name}: {line}"
+        else:
+            raise RuntimeError(f"{name} has ended: {said}")
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port)).close()
@@ -300,48 +305,53 @@ def measure(asked: Asked, arguments: argparse.Namespace, share: float) -> None:
         (asked.frames if times is asked.one else asked.rate).append(p50 if times is asked.one else rate)
 
 
+_SHORT = 50.0
+"""Seconds after the start after which the short table gets no further row."""
+
+
 def short(model: Path | None, rows: int, options: list[str], seconds: float) -> None:
-    """One table in less than a minute: servers with more and more fronts beside echoes, one after the other."""
-    itself, cores = [str(Path(__file__)), "--as"], len(os.sched_getaffinity(0))
-    counts = [count for count in (1, 2, 4, 8, 12) if count == 1 or count <= cores]
-    servers = {
-        f"echo, {kind}": lambda port, rest, kind=kind: [*itself, kind, str(port)] for kind in ("msplit", "grpcio")
-    }
-    for count in counts:
-        if model is None:
-            servers[f"fronts={count}"] = lambda port, rest, count=count: [
-                *itself,
-                "empty",
-                str(port),
-                str(rest),
-                str(count),
-            ]
-        else:
-            own = ["-m", "msplit", "serve", "--model", f"m={model}", "--pool", f"workers=1,fronts={count}", *options]
-            servers[f"fronts={count}"] = lambda port, rest, own=own: [
-                *own,
-                "--port",
-                str(port),
-                "--rest-api-port",
-                str(rest),
-            ]
+    """One table in less than a minute: servers with more and more front ends beside echoes, which are asked one after the other."""
+    began, itself, cores = time.monotonic(), [str(Path(__file__)), "--as"], len(os.sched_getaffinity(0))
     clients, connections = max(1, cores // 2), 8
-    print(f"{clients} processes × {connections} connections × 8 in flight, {cores} cores")
-    print("| | p50 of one client, µs | requests/s | p50, µs | processor µs a request | requests/s per core |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for name, command in servers.items():
+    servers: dict[str, tuple[int, int, list[str]]] = {}
+    for name in ("msplit", "grpcio", *(count for count in (1, 2, 4, 8, 12) if count == 1 or count <= cores)):
         port, rest = free_port(), free_port()
-        with started(name, command(port, rest), port) as server:
+        if isinstance(name, str):
+            servers[f"echo, {name}"] = port, rest, [*itself, name, str(port)]
+        elif model is None:
+            servers[f"fronts={name}"] = port, rest, [*itself, "empty", str(port), str(rest), str(name)]
+        else:
+            own = ["-m", "msplit", "serve", "--model", f"m={model}", "--pool", f"workers=1,fronts={name}", *options]
+            servers[f"fronts={name}"] = port, rest, [*own, f"--port={port}", f"--rest-api-port={rest}"]
+    with ExitStack() as stack, ThreadPoolExecutor() as starts:
+        running = [
+            starts.submit(lambda one=one: stack.enter_context(started(one[0], one[1][2], one[1][0])))  # type: ignore[misc]
+            for one in servers.items()
+        ]
+        pids = [one.result().pid for one in running]
+        print(f"{clients} processes × {connections} connections × 8 in flight, {cores} cores")
+        print(f"started within {time.monotonic() - began:.0f} s")
+        print(
+            "| | p50 of one client, µs | requests/s | p50, µs | processor µs a request | of it front ends | requests/s per core |"
+        )
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+        for (name, (port, rest, _)), pid in zip(servers.items(), pids, strict=True):
+            if time.monotonic() - began > _SHORT:
+                print(f"| {name} | no time was left |")
+                continue
             data = request_of("m", {"x": ("DT_FLOAT", [rows, WIDTH])})
             if model is not None and "fronts" in name:
                 data = request_for(rest, rows)
-            one, rate = asked_by_frames(port, data, 1, 1, 1, 200)
-            one, rate = asked_by_frames(port, data, 1, 1, 1, max(round(rate * seconds / 3), 100))
+            _, rate = asked_by_frames(port, data, 1, 1, 1, 200)
+            one, _ = asked_by_frames(port, data, 1, 1, 1, max(round(rate * seconds / 3), 100))
             _, rate = asked_by_frames(port, data, clients, connections, 8, 300)
-            count, before = max(round(rate * seconds / clients), 300), processor_time(server.pid)
+            count = max(round(rate * seconds / clients), 300)
+            before = processor_time(pid), processor_time(pid, fronts=True)
             p50, rate = asked_by_frames(port, data, clients, connections, 8, count)
-            each = (processor_time(server.pid) - before) / (clients * count) * 1e6
-        print(f"| {name} | {one:,.0f} | {rate:,.0f} | {p50:,.0f} | {each:,.1f} | {1e6 / each:,.0f} |", flush=True)
+            each = (processor_time(pid) - before[0]) / (clients * count) * 1e6
+            front = (processor_time(pid, fronts=True) - before[1]) / (clients * count) * 1e6
+            values = f"{one:,.0f} | {rate:,.0f} | {p50:,.0f} | {each:,.1f} | {front:,.1f} | {1e6 / each:,.0f}"
+            print(f"| {name} | {values} |", flush=True)
 
 
 def main() -> None:
