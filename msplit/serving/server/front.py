@@ -97,7 +97,8 @@ class _Front:
         if kind == "change":
             self._changes.put(said)
         elif kind == "count":
-            self._send("counts", *said, self._metrics.counts())
+            counts = self._metrics.counts()  # are sent in a thread, so that this one hears whatever the other side does
+            threading.Thread(target=self._send, args=("counts", *said, counts)).start()
         elif kind == "stop":
             self._server.stop(0)
         else:

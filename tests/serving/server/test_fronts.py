@@ -31,6 +31,7 @@ from tests.serving.pool.remote import SLOW, alive, shared, started, wait  # noqa
 from tests.serving.server.running import Server, free_port, start_trivial  # noqa: E402
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 COUNT = 2
 
 
@@ -88,6 +89,13 @@ class Running:
         }
 
 
+def starting() -> Versions:
+    """Versions that are yet to be opened."""
+    made = Versions(opened, Polling())
+    made.models.opening = ["m"]
+    return made
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("m")
@@ -95,11 +103,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     made, before = Running(folder), shared()
     with (
         forked.instead(forked.TENSORFLOW if forked.BESIDE else forked.POOLED),
-        closing(Versions(opened, Polling())) as versions,
+        closing(starting()) as versions,
         run.held(made.where) as ports,
         run.answering(versions.models, made.where, ports) as made.fronts,
     ):
-        assert made.server.http("/v2/models/m/ready")[0] == 404
+        assert made.server.http("/v2/health/ready") == (503, {"error": "models are being opened: m"})
         versions.start([ModelConfig("m", folder)], silent)
         made.fronts.settle()
         assert made.server.http("/v2/models/m/ready")[0] == 200
@@ -119,10 +127,27 @@ def test_whom_a_client_asks_next_has_followed_its_change(running: Running) -> No
     (running.folder / "4" / "wrong").touch()
     running.change("load", 412)
     assert running.versions() == {3}
+    config = messages.ReloadConfigRequest()
+    one = config.config.model_config_list.config.add(name="m", base_path=str(running.folder))
+    one.model_version_policy.specific.versions[:] = [2, 3]
+    one.version_labels["old"] = 2
+    with grpc.insecure_channel(running.server.address) as own:
+        own.unary_unary(RELOAD)(config.SerializeToString(), timeout=20)
+        assert running.versions() == {3}
+        for _ in range(12):
+            status, said = running.server.http("/v1/models/m/labels/old")
+            assert (status, said["model_version_status"][0]["version"]) == (200, "2")
+        one.model_version_policy.specific.versions[:] = [9]
+        with pytest.raises(grpc.RpcError, match="has no version 9"):
+            own.unary_unary(RELOAD)(config.SerializeToString(), timeout=20)
+        del one.version_labels["old"]
+        one.model_version_policy.latest.num_versions = 1
+        (running.folder / "4" / "wrong").unlink()
+        own.unary_unary(RELOAD)(config.SerializeToString(), timeout=20)
+    assert running.versions() == {4}
     running.change("unload")
     with pytest.raises(grpc.RpcError, match="Servable not found"):
         running.infer()
-    (running.folder / "4" / "wrong").unlink()
     running.change("load")
     assert running.versions() == {4}
 
