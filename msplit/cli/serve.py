@@ -146,12 +146,7 @@ class Doors:
         "--log", "Share of the requests that are logged.", click.FloatRange(0, 1), 0.0, name="access"
     )
 
-    fronts: int = key(
-        "--pool",
-        "Processes that take requests on the same ports; with 2 or more, steps run in others.",
-        click.IntRange(1, 64),
-        1,
-    )
+    fronts: int = key("--pool", "Processes that take requests; from 2 on, others run steps.", click.IntRange(1, 64), 1)
 
     def listening(self) -> Listening:
         """The same for the server.

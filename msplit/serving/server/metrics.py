@@ -10,14 +10,7 @@ from dataclasses import astuple, replace
 from itertools import accumulate, chain
 from platform import python_version
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, core
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
@@ -122,13 +115,13 @@ class Metrics:
         encode, kind = choose_encoder(accept)
         return encode(self._registry), kind
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[core.Metric]:
         """Counts of all pools, and what is told of models, GPUs and this build; called by Prometheus's registry."""
         with self._lock:
             counts = added([self._requests, self._others()])
-        answers = CounterMetricFamily("msplit_requests", "Requests by status.", labels=(*_REQUEST, "status"))
+        answers = core.CounterMetricFamily("msplit_requests", "Requests by status.", labels=(*_REQUEST, "status"))
         said = "From reading a request to its answer."
-        seconds = HistogramMetricFamily("msplit_request_seconds", said, labels=_REQUEST)
+        seconds = core.HistogramMetricFamily("msplit_request_seconds", said, labels=_REQUEST)
         requests = [key for key in counts if key[3]]
         for key in requests:
             answers.add_metric(key, counts[key][0])
@@ -136,15 +129,17 @@ class Metrics:
             _, total, *each = counts.get((*labels, "OK"), _NONE)
             seconds.add_metric(labels, [*zip(_BOUNDS, accumulate(each), strict=True)], total)
         yield from (answers, seconds)
-        yield InfoMetricFamily("msplit_build", "This msplit.", {"version": __version__, "python": python_version()})
-        ready = GaugeMetricFamily("msplit_model_ready", "1 while a model can answer.", labels=("model",))
+        yield core.InfoMetricFamily(
+            "msplit_build", "This msplit.", {"version": __version__, "python": python_version()}
+        )
+        ready = core.GaugeMetricFamily("msplit_model_ready", "1 while a model can answer.", labels=("model",))
         for name in [*self._models.versions]:
             ready.add_metric((name,), self._models.can_answer(name))
         yield ready
         yield from self._pools(counts)
         states = [*gpus()]
         for name, said in _GPU.items() if states else ():
-            family = GaugeMetricFamily(f"msplit_gpu_{name}", said, labels=("gpu", "name"))
+            family = core.GaugeMetricFamily(f"msplit_gpu_{name}", said, labels=("gpu", "name"))
             for state in states:
                 values = {"memory_used_bytes": state.used, "memory_total_bytes": state.total, "busy_ratio": state.busy}
                 family.add_metric((str(state.number), state.name), values[name])
@@ -158,11 +153,11 @@ class Metrics:
             for signature in version.signatures.values()
         ]
 
-    def _pools(self, others: Counts) -> Iterator[Metric]:
+    def _pools(self, others: Counts) -> Iterator[core.Metric]:
         labels, pools = _LABELS, self._every_pool()
-        info = InfoMetricFamily("msplit_pool", "What answers.", labels=labels)
-        steps = CounterMetricFamily("msplit_pool_bucket_steps", "Steps of so many rows.", labels=(*labels, "rows"))
-        most = GaugeMetricFamily("msplit_pool_max_queue", "Requests that may wait; 0: any number.", labels=labels)
+        info = core.InfoMetricFamily("msplit_pool", "What answers.", labels=labels)
+        steps = core.CounterMetricFamily("msplit_pool_bucket_steps", "Steps of so many rows.", labels=(*labels, "rows"))
+        most = core.GaugeMetricFamily("msplit_pool_max_queue", "Requests that may wait; 0: any number.", labels=labels)
         for values, pool in pools:
             info.add_metric(values, {"engine": pool.about.label, "slots": str(pool.settings.groups)})
             most.add_metric(values, pool.settings.max_queue)
@@ -173,7 +168,7 @@ class Metrics:
             (values, Stats(*map(sum, zip(astuple(pool.stats()), others.get((*values, ""), _NONE), strict=False))))
             for values, pool in pools
         ]
-        for families, kind in ((_NOW, GaugeMetricFamily), (_SO_FAR, CounterMetricFamily)):
+        for families, kind in ((_NOW, core.GaugeMetricFamily), (_SO_FAR, core.CounterMetricFamily)):
             for name, said in families.items():
                 family = kind(f"msplit_pool_{name}", said, labels=labels)
                 for values, counts in stats:
