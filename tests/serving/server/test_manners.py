@@ -126,7 +126,7 @@ def test_it_ends_while_its_models_are_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fronts", [1, 2])
 def test_it_goes_on_answering_while_it_is_not_ready_any_more(fronts: int) -> None:
-    running = start_trivial("lame_duck=1.5", f"fronts={fronts}")
+    running = start_trivial("lame_duck=1.5", *([f"fronts={fronts}"] if fronts > 1 else ()))
     try:
         running.process.send_signal(signal.SIGTERM)
         begun = time.monotonic()
@@ -144,9 +144,8 @@ def test_it_goes_on_answering_while_it_is_not_ready_any_more(fronts: int) -> Non
         running.process.kill()
 
 
-@pytest.mark.parametrize("fronts", [1, 2])
-def test_a_second_signal_ends_it_at_once(fronts: int) -> None:
-    running = start_trivial("lame_duck=60", f"fronts={fronts}")
+def test_a_second_signal_ends_it_at_once() -> None:
+    running = start_trivial("lame_duck=60")
     try:
         running.process.send_signal(signal.SIGTERM)
         soon(lambda: running.http("/readyz")[0] == 503)

@@ -22,6 +22,9 @@ from msplit.serving.server import decode, messages, rpc, tensors  # noqa: E402
 from tests.serving.server.running import Server, free_port, start_trivial  # noqa: E402
 from tests.serving.server.trivial import BROKEN, LOST, LOST_SLOWLY, MOST, SLOW, WIDTH, WRONG  # noqa: E402
 
+ALONE = pytest.mark.parametrize("server", [()], ids=["alone"], indirect=True)
+"""Only for a server without front ends: steps that take long cost several processes several times as much."""
+
 
 @pytest.fixture(scope="module", params=[(), ("fronts=2", "log=text")], ids=["alone", "fronts"])
 def server(request: Any) -> Iterator[Server]:
@@ -69,6 +72,7 @@ def test_answers_find_who_asked(server: Server) -> None:
         list(threads.map(client, range(6)))
 
 
+@ALONE
 def test_too_many_requests_are_refused_and_the_others_answered(channel: Any, server: Server) -> None:
     def one(number: int) -> str:
         try:
@@ -85,6 +89,7 @@ def test_too_many_requests_are_refused_and_the_others_answered(channel: Any, ser
     np.testing.assert_array_equal(ask(channel, 1.0), 2 * row(1.0))
 
 
+@ALONE
 def test_what_waits_too_long_is_not_run(channel: Any, server: Server) -> None:
     slow = threading.Thread(target=ask, args=(channel, SLOW))
     slow.start()
@@ -179,9 +184,7 @@ def test_a_value_that_the_model_can_not_take_is_the_clients_fault(channel: Any, 
     np.testing.assert_array_equal(ask(channel, 1.0), 2 * row(1.0))
 
 
-@pytest.mark.parametrize(
-    ("number", "options"), [(signal.SIGHUP, ()), (signal.SIGTERM, ()), (signal.SIGHUP, ("fronts=2",))]
-)
+@pytest.mark.parametrize(("number", "options"), [(signal.SIGHUP, ()), (signal.SIGTERM, ("fronts=2",))])
 def test_who_asks_while_it_stops_gets_an_answer(number: int, options: tuple[str, ...]) -> None:
     """Nothing is cancelled, and no connection is accepted and closed without a word."""
     ours = signal.signal(
@@ -254,6 +257,7 @@ def test_no_connection_comes_about_while_it_ends() -> None:
     asyncio.run(run())
 
 
+@ALONE
 def test_overload_over_http(server: Server) -> None:
     body = {"signature_name": "serving_default", "instances": row(SLOW).tolist()}
     with ThreadPoolExecutor(3 * MOST) as threads:
