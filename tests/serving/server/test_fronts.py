@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +228,9 @@ def _listening(port: int) -> list[int]:
         values = line.split()
         if values[3] == "0A" and int(values[1].rpartition(":")[2], 16) == port:
             inodes.add(f"socket:[{values[9]}]")
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if any(os.readlink(one) in inodes for one in process.joinpath("fd").iterdir()):
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
+    found = set[int]()
+    for one in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # either may be gone by now
+            if os.readlink(one) in inodes:
+                found.add(int(one.parts[2]))
+    return sorted(found)
