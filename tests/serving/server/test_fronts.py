@@ -212,9 +212,9 @@ def test_a_port_that_is_taken_is_told_and_not_shared(running: Running) -> None:
 def test_nothing_is_left_of_a_server_that_is_killed() -> None:
     server = start_trivial("fronts=2")
     children = _listening(server.rest)
-    assert len(children) == 2
     server.process.kill()
     server.process.communicate()
+    assert len(children) == 2
     wait(lambda: not any(map(alive, children)))
     wait(lambda: not _listening(server.rest))  # their last threads end a moment later
     with run.held(run.Listening(port=0, rest_port=server.rest)):
