@@ -2,6 +2,7 @@
 front alone, in turns, asked from other processes.
 
     python benchmarks/serving.py [model.build] --rows 1 --serve '--groups 8'
+    python benchmarks/serving.py [model.build] --short       # one table: 1, 2, 4 … processes that take requests
     python benchmarks/serving.py --fronts            # echoes of other fronts, too: benchmarks/notes/front.md
 
 Prints for each the p50 of one client of grpcio and of one whose frames are made before (`grpc_load.py`), requests per second with many in
@@ -53,6 +54,19 @@ def request_of(name: str, shapes: dict[str, tuple[str, list[int]]]) -> bytes:
     return made.SerializeToString()
 
 
+def request_for(rest: int, rows: int) -> bytes:
+    """A request for the model of a server."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{rest}/v1/models/m/metadata") as answer:
+        (signature, *_) = json.load(answer)["metadata"]["signature_def"]["signature_def"].values()
+    sizes = {
+        key: (info["dtype"], [int(dim["size"]) for dim in info["tensor_shape"]["dim"]])
+        for key, info in signature["inputs"].items()
+    }
+    return request_of(
+        "m", {key: (kind, [rows if one < 0 else one for one in dims]) for key, (kind, dims) in sizes.items()}
+    )
+
+
 TYPES = {"DT_INT32": np.int32, "DT_INT64": np.int64, "DT_BOOL": bool}
 
 
@@ -84,17 +98,19 @@ def asked_by_frames(
     for worker in workers:
         assert worker.stdout is not None
         found.append(json.loads(worker.stdout.read()))
-        worker.wait()
+        worker.wait(60)
     rate = sum(len(one["us"]) / one["seconds"] for one in found)
     return median([taken for one in found for taken in one["us"]]), rate
 
 
-def processor_time(pid: int) -> float:
-    """Seconds of all threads of a process and of those that it has started."""
+def processor_time(pid: int, *, fronts: bool = False) -> float:
+    """Seconds of all threads of a process and of those that it has started; or only of itself and its front ends."""
     total = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
         total += int((task / "schedstat").read_text().split()[0]) / 1e9
-        total += sum(processor_time(int(child)) for child in (task / "children").read_text().split())
+        for child in (task / "children").read_text().split():
+            if not fronts or b"serving.server.front" in Path(f"/proc/{child}/cmdline").read_bytes():
+                total += processor_time(int(child))
     return total
 
 
@@ -174,20 +190,34 @@ async def _echo_on_a_loop(port: int, kind: str) -> None:
     await asyncio.Event().wait()
 
 
-def empty(port: int, rest: int) -> None:
-    """`msplit serve` of a model that does nothing, on a slot that is polled as one of a GPU."""
+def empty_pool(tell: Any = None) -> Any:
+    """Pool of a model that does nothing, on a slot that is polled as one of a GPU."""
     from msplit.serving.pool.pool import About, Pool
     from msplit.serving.pool.ports import Port, Ports
     from msplit.serving.pool.settings import PoolSettings
     from msplit.serving.pool.steps import StepSlot
-    from msplit.serving.server.models import Models, Version, signature_of
 
     batches = (1, 4, 16, 64)
     ports = Ports({"x": np.dtype(np.float32)}, {rows: {"x": (rows, WIDTH)} for rows in batches}, ({"x": 1}, {"y": 1}))
     slot = StepSlot(dict.fromkeys(batches, lambda feeds: {"y": feeds["x"]}), ports)
     about = About("empty", {"y": Port("float32", (None, WIDTH))}, (), (), {})
-    where = run.Listening(port=port, rest_port=rest)
-    with Pool(ports, [(0, slot)], PoolSettings(groups=1), about) as made, run.held(where) as held:
+    return Pool(ports, [(0, slot)], PoolSettings(groups=1), about)
+
+
+def empty(port: int, rest: int, fronts: int) -> None:
+    """`msplit serve` of that pool, in this process where there are no fronts, else in one of its own."""
+    from msplit.progress import silent
+    from msplit.serving.pool.making import make_processes
+    from msplit.serving.pool.settings import PoolSettings
+    from msplit.serving.server.models import Models, Version, signature_of
+
+    def there() -> Any:
+        import serving  # type: ignore[import-not-found]  # so that the other process finds it
+
+        return make_processes(lambda *_: serving.empty_pool, ["cpu:0"], PoolSettings(groups=1), silent, together=True)
+
+    where = run.Listening(port=port, rest_port=rest, fronts=fronts or 1)
+    with there() if fronts else empty_pool() as made, run.held(where) as held:
         only = signature_of(made, None)
         models = Models({"m": {1: Version("m", 1, {only.name: only})}})
         with run.answering(models, where, held) as server:
@@ -218,12 +248,15 @@ class Asked:
 
 @contextmanager
 def started(name: str, command: list[str], port: int) -> Iterator[subprocess.Popen[str]]:
-    server = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
+        said = ""
         for line in server.stdout or ():
             if line.startswith("ready:"):
                 break
-            print(f"  {name}: {line}", end="", flush=True)
+            said += f"  {name}: {line}"
+        else:
+            raise RuntimeError(f"{name} has ended: {said}")
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port)).close()
@@ -272,6 +305,55 @@ def measure(asked: Asked, arguments: argparse.Namespace, share: float) -> None:
         (asked.frames if times is asked.one else asked.rate).append(p50 if times is asked.one else rate)
 
 
+_SHORT = 50.0
+"""Seconds after the start after which the short table gets no further row."""
+
+
+def short(model: Path | None, rows: int, options: list[str], seconds: float) -> None:
+    """One table in less than a minute: servers with more and more front ends beside echoes, which are asked one after the other."""
+    began, itself, cores = time.monotonic(), [str(Path(__file__)), "--as"], len(os.sched_getaffinity(0))
+    clients, connections = max(1, cores // 2), 8
+    servers: dict[str, tuple[int, int, list[str]]] = {}
+    for name in ("msplit", "grpcio", *(count for count in (1, 2, 4, 8, 12) if count == 1 or count <= cores)):
+        port, rest = free_port(), free_port()
+        if isinstance(name, str):
+            servers[f"echo, {name}"] = port, rest, [*itself, name, str(port)]
+        elif model is None:
+            servers[f"fronts={name}"] = port, rest, [*itself, "empty", str(port), str(rest), str(name)]
+        else:
+            own = ["-m", "msplit", "serve", "--model", f"m={model}", "--pool", f"workers=1,fronts={name}", *options]
+            servers[f"fronts={name}"] = port, rest, [*own, f"--port={port}", f"--rest-api-port={rest}"]
+    with ExitStack() as stack, ThreadPoolExecutor() as starts:
+        running = [
+            starts.submit(lambda one=one: stack.enter_context(started(one[0], one[1][2], one[1][0])))  # type: ignore[misc]
+            for one in servers.items()
+        ]
+        pids = [one.result().pid for one in running]
+        print(f"{clients} processes × {connections} connections × 8 in flight, {cores} cores")
+        print(f"started within {time.monotonic() - began:.0f} s")
+        print(
+            "| | p50 of one client, µs | requests/s | p50, µs | processor µs a request | of it front ends | requests/s per core |"
+        )
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+        for (name, (port, rest, _)), pid in zip(servers.items(), pids, strict=True):
+            if time.monotonic() - began > _SHORT:
+                print(f"| {name} | no time was left |")
+                continue
+            data = request_of("m", {"x": ("DT_FLOAT", [rows, WIDTH])})
+            if model is not None and "fronts" in name:
+                data = request_for(rest, rows)
+            _, rate = asked_by_frames(port, data, 1, 1, 1, 200)
+            one, _ = asked_by_frames(port, data, 1, 1, 1, max(round(rate * seconds / 3), 100))
+            _, rate = asked_by_frames(port, data, clients, connections, 8, 300)
+            count = max(round(rate * seconds / clients), 300)
+            before = processor_time(pid), processor_time(pid, fronts=True)
+            p50, rate = asked_by_frames(port, data, clients, connections, 8, count)
+            each = (processor_time(pid) - before[0]) / (clients * count) * 1e6
+            front = (processor_time(pid, fronts=True) - before[1]) / (clients * count) * 1e6
+            values = f"{one:,.0f} | {rate:,.0f} | {p50:,.0f} | {each:,.1f} | {front:,.1f} | {1e6 / each:,.0f}"
+            print(f"| {name} | {values} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?")
@@ -289,11 +371,15 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes")
     parser.add_argument("--connections", type=int, default=4, help="of each of them")
     parser.add_argument("--in-flight", type=int, default=8, help="on each connection")
+    parser.add_argument("--short", action="store_true", help="one table in less than a minute")
     parser.add_argument("--as", dest="role", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role:
         kind, *values = arguments.role
         empty(*map(int, values)) if kind == "empty" else echo(int(values[0]), kind)
+        return
+    if arguments.short:
+        short(arguments.model, arguments.rows, shlex.split(arguments.serve), arguments.seconds * 4)
         return
     itself = [str(Path(__file__)), "--as"]
     shape = {"x": ("DT_FLOAT", [arguments.rows, WIDTH])}
@@ -306,19 +392,7 @@ def main() -> None:
             server = stack.enter_context(started(name, command(port, rest), port))
             data = request_of("m", shape)
             if name == "msplit serve":
-                with urllib.request.urlopen(f"http://127.0.0.1:{rest}/v1/models/m/metadata") as answer:
-                    (signature, *_) = json.load(answer)["metadata"]["signature_def"]["signature_def"].values()
-                sizes = {
-                    key: (info["dtype"], [int(dim["size"]) for dim in info["tensor_shape"]["dim"]])
-                    for key, info in signature["inputs"].items()
-                }
-                data = request_of(
-                    "m",
-                    {
-                        key: (kind, [arguments.rows if one < 0 else one for one in dims])
-                        for key, (kind, dims) in sizes.items()
-                    },
-                )
+                data = request_for(rest, arguments.rows)
             return Asked(name, server.pid, port, data)
 
         step = a_step(arguments.model, arguments.rows) if arguments.model else 0.0
@@ -326,7 +400,7 @@ def main() -> None:
             (f"echo, {kind}", lambda port, rest, kind=kind: [*itself, kind, str(port)])  # type: ignore[misc]
             for kind in fronts
         ]
-        servers.append(("empty model", lambda port, rest: [*itself, "empty", str(port), str(rest)]))
+        servers.append(("empty model", lambda port, rest: [*itself, "empty", str(port), str(rest), "0"]))
         if arguments.model:
             options = [*shlex.split(arguments.serve), "--model", f"m={arguments.model}"]
             command = ["-m", "msplit", "serve", *options]

@@ -77,7 +77,7 @@ if asked["beside"]:
     server = os.fork()
     if server:
         its.close()
-        sys.modules["tests.forked"].BESIDE = mine, server, frozenset(sys.modules)
+        importlib.import_module("tests.forked").BESIDE = mine, server, frozenset(sys.modules)
     else:
         mine.close()
         for number in given:

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,8 @@ from msplit.progress import telling
 if TYPE_CHECKING:
     from msplit.serving.pool.settings import PoolSettings
     from msplit.serving.server.config import ModelConfig
+    from msplit.serving.server.listening import Listening
     from msplit.serving.server.models import Models
-    from msplit.serving.server.run import Listening
 
 
 _PORT = click.IntRange(0, 65535)
@@ -163,6 +163,8 @@ class Doors:
         "--log", "Share of the requests that are logged.", click.FloatRange(0, 1), 0.0, name="access"
     )
 
+    fronts: int = key("--pool", "Processes that take requests; from 2 on, others run steps.", click.IntRange(1, 64), 1)
+
     def listening(self) -> Listening:
         """The same for the server.
 
@@ -170,11 +172,12 @@ class Doors:
             UsageError: It would listen nowhere.
             MsplitError: A file of tokens or certificates is of no use.
         """
-        from msplit.serving.server import access, run
+        from msplit.serving.server import access
+        from msplit.serving.server.listening import Listening
 
         if not self.port and not self.rest_api_port:
             raise click.UsageError("Both ports are 0: nobody could ask.")
-        return run.Listening(
+        return Listening(
             host=self.host,
             port=self.port,
             rest_port=self.rest_api_port,
@@ -187,6 +190,7 @@ class Doors:
             tokens=None if self.token_file is None else access.Tokens(self.token_file),
             certificates=None if self.ssl_config_file is None else access.Certificates(self.ssl_config_file),
             channel=self.grpc_channel_arguments,
+            fronts=self.fronts,
         )
 
 
@@ -211,10 +215,15 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
     as_json = doors.log_format == "json"
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
+    if doors.fronts > 1:
+        settings = replace(settings, workers=settings.workers or 1)
     tags = served.saved_model_tags if served.tags is None else served.tags
     reread = 0.0 if served.model_config_file is None else served.model_config_file_poll_wait_seconds
     polling = versions.Polling(served.file_system_poll_wait_seconds, served.configs, reread)
     opener = making.opener(request, settings, tags=tags, signatures=served.signatures, polling=polling)
+    opener.models.opening = [
+        config.name for config in configs
+    ]  # who asks before they are looked at hears that it is not ready
     with (
         logs.logging_to(output.tell, as_json=as_json),
         run.held(where) as ports,

@@ -7,6 +7,7 @@ import hmac
 import os
 import re
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ class Certificates:
     what = "certificates"
 
     def __init__(self, path: Path) -> None:
-        self._path, self._verify = path, None
+        self._path = path
+        self._verify: bool | None = None
         self.context = _RenewableContext(ssl.PROTOCOL_TLS_SERVER)
         self.read()
 
@@ -107,14 +109,23 @@ class Certificates:
         if self._verify not in (None, config.client_verify):
             raise self._wrong("changes client_verify, which stays while the server runs", "start it anew")
         try:
-            key, certificate, authority = map(self._pem, (config.server_key, config.server_cert, config.custom_ca))
-            self.context.now = _context(key, certificate, authority, config.client_verify)
+            pems = [*map(self._pem, (config.server_key, config.server_cert, config.custom_ca))]
+            self._take(pems, config.client_verify)
         except (OSError, EOFError, ValueError) as problem:  # SSLErrors, too; a value is not said: it may be the key
             why = getattr(problem, "reason", None) or getattr(problem, "strerror", None) or "no PEM"
             fix = "give PEM, or names of files with it: a key without a passphrase, and its certificate with those above it"
             raise self._wrong(f"key and certificates can not be used: {why}", fix) from None
-        self._verify = config.client_verify
+
+    def _take(self, pems: Sequence[bytes], verify: bool) -> None:
+        """Takes a key, its certificate and those that sign clients'. Raises what `_context` does."""
+        key, certificate, authority = pems
+        self.context.now = _context(key, certificate, authority, verify)
+        self._pems, self._verify = pems, verify
         self._fresh: Any = grpc.ssl_server_certificate_configuration([(key, certificate)], authority or None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled form for a front end, which has what is taken now, whatever the files hold by then."""
+        return _as_taken, (self._path, self._pems, self._verify)
 
     def credentials(self) -> Any:
         """Credentials for gRPC's lower layer. They change with the file."""
@@ -133,6 +144,14 @@ class Certificates:
         if value and _PEM not in value:
             return read_bytes(self._path.parent / value, _MOST)
         return value.encode()
+
+
+def _as_taken(path: Path, pems: Sequence[bytes], verify: bool) -> Certificates:
+    """Certificates that were taken in another process."""
+    made = Certificates.__new__(Certificates)
+    made._path, made.context = path, _RenewableContext(ssl.PROTOCOL_TLS_SERVER)
+    made._take(pems, verify)
+    return made
 
 
 def _context(key: bytes, certificate: bytes, authority: bytes, verify: bool) -> ssl.SSLContext:

@@ -184,6 +184,7 @@ class _Exchange:
 
     def _arrive(self, future: Future[Any]) -> None:
         """Takes the pool's answer, in the thread that delivers it."""
+        self._reply.cancel = None  # its cycle would keep all arrays of the request until somebody collects garbage
         self._trying(self._take_outputs, future)
 
     def _take_outputs(self, future: Future[Any]) -> None:

@@ -46,13 +46,13 @@ class LogHandler(logging.Handler):
 
     def __init__(self, write: Callable[[str], None], *, as_json: bool) -> None:
         super().__init__()
-        self._write, self._format = write, _json if as_json else _text
+        self.write, self.as_json, self._format = write, as_json, _json if as_json else _text
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a record."""
         try:
             said = vars(record)
-            self._write(self._format(record, {name: said[name] for name in _FIELDS if name in said}))
+            self.write(self._format(record, {name: said[name] for name in _FIELDS if name in said}))
         except Exception:  # noqa: BLE001  a log that fails fails no request
             self.handleError(record)
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import asdict
+import math
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, replace
+from itertools import accumulate, chain
 from platform import python_version
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import CollectorRegistry, core
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
 
 from msplit._version import __version__
+from msplit.serving.pool.pool import Pool
+from msplit.serving.pool.scheduler import Stats
 from msplit.serving.server.gpus import gpus
 from msplit.serving.server.models import Models, Version
 
+_REQUEST, _LABELS = ("model", "version", "protocol"), ("model", "version", "signature")
 _BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 5.0)
+_BOUNDS = (*map(floatToGoString, (*_BUCKETS, math.inf)),)
 _NOW = {"waiting": "Requests that wait.", "in_flight": "Steps that run."}
 _GPU = {
     "memory_used_bytes": "Memory of the GPU in use, by whatever process.",
@@ -35,83 +42,135 @@ _SO_FAR = {
 }
 
 
-class Metrics:
-    """Counts requests, and collects what pools count when Prometheus asks."""
+Counts = dict[tuple[str, str, str, str], list[float]]
+"""Counts of requests, by model, version, protocol and status: how many, their seconds, and how many in each bucket of `_BUCKETS` and
+beyond; and of pools, by model, version, signature and "": numbers in the order of `Stats`."""
+_NONE = [0.0] * (len(_BUCKETS) + 3)
 
-    def __init__(self, models: Models) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # of each series the time it began: twice as many
-        self._models = models
+
+def added(every: Iterable[Counts]) -> Counts:
+    """Sum of counts."""
+    found: Counts = {}
+    for key, values in chain.from_iterable(counts.items() for counts in every):
+        found[key] = [*map(sum, zip(found.get(key, _NONE), values, strict=False))]
+    return found
+
+
+def left(counts: Counts, version: Version, models: Models) -> Counts:
+    """Counts without those of a version that is closed, if it was not opened once more."""
+    if version.number in models.versions.get(version.model, {}):
+        return counts
+    return {key: values for key, values in counts.items() if key[:2] != (version.model, str(version.number))}
+
+
+class Metrics:
+    """Counts requests, and collects what pools count when Prometheus asks.
+
+    Args:
+        models: Models that are served.
+        others: Gives the counts of other processes, where these take all requests.
+    """
+
+    def __init__(self, models: Models, others: Callable[[], Counts] = dict) -> None:
+        self._models, self._others = models, others
         self._registry = CollectorRegistry()
-        labels = ("model", "version", "protocol")
-        self._answers = Counter("msplit_requests", "Requests by status.", (*labels, "status"), registry=self._registry)
-        said = "From reading a request to its answer."
-        self._seconds = Histogram("msplit_request_seconds", said, labels, buckets=_BUCKETS, registry=self._registry)
         self._registry.register(self)
-        self._known: dict[tuple[Version | None, str, str], tuple[Counter, Histogram]] = {}
+        self._requests: Counts = {}
+        self._lock = threading.Lock()
 
     def count(self, version: Version | None, protocol: str, status: str, seconds: float) -> None:
         """Counts one request. What no model was found for has no name here: clients could make up any number of them."""
-        key = (version, protocol, status)
-        found = self._known.get(key)
-        if found is None:
-            labels = (version.model, str(version.number), protocol) if version is not None else ("", "", protocol)
-            found = self._known[key] = self._answers.labels(*labels, status), self._seconds.labels(*labels)
-        found[0].inc()
-        if status == "OK":
-            found[1].observe(seconds)
+        key = (
+            (version.model, str(version.number), protocol, status)
+            if version is not None
+            else ("", "", protocol, status)
+        )
+        with self._lock:
+            found = self._requests.get(key)
+            if found is None:
+                found = self._requests[key] = [*_NONE]
+            found[0] += 1
+            if status == "OK":
+                found[1] += seconds
+                found[2 + bisect_left(_BUCKETS, seconds)] += 1
 
     def forget(self, version: Version) -> None:
-        """Drops the counts of a version that is closed."""
-        gone = (version.model, str(version.number))
-        for key in [key for key in [*self._known] if key[0] is version]:
-            del self._known[key]
-            if any(one is not None and (one.model, str(one.number)) == gone for one, *_ in [*self._known]):
-                continue  # it was opened once more, and goes on counting
-            with contextlib.suppress(KeyError):  # it may be gone with another status
-                self._seconds.remove(*gone, key[1])
-            self._answers.remove(*gone, *key[1:])
+        """Drops the counts of a version that is closed; see `left`."""
+        with self._lock:
+            self._requests = left(self._requests, version, self._models)
+
+    def counts(self) -> Counts:
+        """Counts of this process alone. Those of pools leave out what all of their clients see."""
+        with self._lock:
+            found = {key: [*values] for key, values in self._requests.items()}
+        for labels, pool in self._every_pool():
+            waiting = pool.scheduler.stats().waiting
+            found[*labels, ""] = [
+                *astuple(replace(pool.stats(), waiting=waiting, rows=0, filled=0, steps=0, in_flight=0))
+            ]
+        return found
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """All of it, and its type: OpenMetrics or Prometheus's own, by the `Accept` of who asks."""
         encode, kind = choose_encoder(accept)
         return encode(self._registry), kind
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[core.Metric]:
         """Counts of all pools, and what is told of models, GPUs and this build; called by Prometheus's registry."""
-        yield InfoMetricFamily("msplit_build", "This msplit.", {"version": __version__, "python": python_version()})
-        ready = GaugeMetricFamily("msplit_model_ready", "1 while a model can answer.", labels=("model",))
+        with self._lock:
+            counts = added([self._requests, self._others()])
+        answers = core.CounterMetricFamily("msplit_requests", "Requests by status.", labels=(*_REQUEST, "status"))
+        said = "From reading a request to its answer."
+        seconds = core.HistogramMetricFamily("msplit_request_seconds", said, labels=_REQUEST)
+        requests = [key for key in counts if key[3]]
+        for key in requests:
+            answers.add_metric(key, counts[key][0])
+        for labels in dict.fromkeys(key[:3] for key in requests):
+            _, total, *each = counts.get((*labels, "OK"), _NONE)
+            seconds.add_metric(labels, [*zip(_BOUNDS, accumulate(each), strict=True)], total)
+        yield from (answers, seconds)
+        yield core.InfoMetricFamily(
+            "msplit_build", "This msplit.", {"version": __version__, "python": python_version()}
+        )
+        ready = core.GaugeMetricFamily("msplit_model_ready", "1 while a model can answer.", labels=("model",))
         for name in [*self._models.versions]:
             ready.add_metric((name,), self._models.can_answer(name))
         yield ready
-        yield from self._pools()
+        yield from self._pools(counts)
         states = [*gpus()]
         for name, said in _GPU.items() if states else ():
-            family = GaugeMetricFamily(f"msplit_gpu_{name}", said, labels=("gpu", "name"))
+            family = core.GaugeMetricFamily(f"msplit_gpu_{name}", said, labels=("gpu", "name"))
             for state in states:
                 values = {"memory_used_bytes": state.used, "memory_total_bytes": state.total, "busy_ratio": state.busy}
                 family.add_metric((str(state.number), state.name), values[name])
             yield family
 
-    def _pools(self) -> Iterator[Metric]:
-        labels = ("model", "version", "signature")
-        pools = [
+    def _every_pool(self) -> list[tuple[tuple[str, str, str], Pool]]:
+        """All pools, each with the values of `_LABELS`."""
+        return [
             ((version.model, str(version.number), signature.name), signature.pool)
             for version in self._models
             for signature in version.signatures.values()
         ]
-        info = InfoMetricFamily("msplit_pool", "What answers.", labels=labels)
-        steps = CounterMetricFamily("msplit_pool_bucket_steps", "Steps of so many rows.", labels=(*labels, "rows"))
-        most = GaugeMetricFamily("msplit_pool_max_queue", "Requests that may wait; 0: any number.", labels=labels)
+
+    def _pools(self, others: Counts) -> Iterator[core.Metric]:
+        labels, pools = _LABELS, self._every_pool()
+        info = core.InfoMetricFamily("msplit_pool", "What answers.", labels=labels)
+        steps = core.CounterMetricFamily("msplit_pool_bucket_steps", "Steps of so many rows.", labels=(*labels, "rows"))
+        most = core.GaugeMetricFamily("msplit_pool_max_queue", "Requests that may wait; 0: any number.", labels=labels)
         for values, pool in pools:
             info.add_metric(values, {"engine": pool.about.label, "slots": str(pool.settings.groups)})
             most.add_metric(values, pool.settings.max_queue)
             for bucket, count in [*pool.scheduler.steps_of.items()] if not pool.processes() else ():
                 steps.add_metric((*values, str(bucket)), count)
         yield from (info, most, steps)
-        stats = [(values, asdict(pool.stats())) for values, pool in pools]
-        for families, kind in ((_NOW, GaugeMetricFamily), (_SO_FAR, CounterMetricFamily)):
+        stats = [
+            (values, Stats(*map(sum, zip(astuple(pool.stats()), others.get((*values, ""), _NONE), strict=False))))
+            for values, pool in pools
+        ]
+        for families, kind in ((_NOW, core.GaugeMetricFamily), (_SO_FAR, core.CounterMetricFamily)):
             for name, said in families.items():
                 family = kind(f"msplit_pool_{name}", said, labels=labels)
                 for values, counts in stats:
-                    family.add_metric(values, counts[name])
+                    family.add_metric(values, getattr(counts, name))
                 yield family

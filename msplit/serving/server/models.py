@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from itertools import count
+from typing import Any, Protocol
 
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.endpoints import DEFAULT_SIGNATURE
@@ -51,8 +52,9 @@ class Version:
         number: Number of the version.
         signatures: By name; the first is what is asked where a request names none and there is no ``serving_default``.
         others: Signatures that the model has and that are not served.
-        users: Requests that are being answered by it.
+        users: Who needs it: requests that are being answered by it, and processes that take some.
         retired: True when no more requests are for it.
+        serial: Number that no other version of this process has.
     """
 
     model: str
@@ -61,6 +63,7 @@ class Version:
     others: Sequence[str] = ()
     users: dict[Any, None] = field(default_factory=dict, repr=False)
     retired: bool = False
+    serial: int = field(default_factory=count().__next__)
 
     @property
     def ready(self) -> bool:
@@ -119,6 +122,20 @@ with what the server was configured with; ``load`` or ``unload`` with the name o
 Futures that raise `Refusal` have changed nothing."""
 
 
+FOLLOWED = ("versions", "labels", "opening", "statuses")
+"""Attributes of `Models` that say what is served."""
+
+
+class Follower(Protocol):
+    """Other processes that serve the same."""
+
+    def change(self, name: str, value: Any) -> None:
+        """Tells them that one of `FOLLOWED` has another value."""
+
+    def settle(self) -> None:
+        """Returns when they have followed all changes."""
+
+
 @dataclass
 class Models:
     """All models of a server: by name, by version number. Attributes are replaced, never changed, so that any thread may read them.
@@ -130,6 +147,7 @@ class Models:
         statuses: By model and version, also those that are not served.
         control: Changes what is served; None: nothing does.
         closing: Called with each version that is closed while others are served.
+        follower: Told of each change; None: nobody is.
     """
 
     versions: Mapping[str, Mapping[int, Version]]
@@ -138,6 +156,12 @@ class Models:
     statuses: Mapping[str, Mapping[int, Status]] = field(default_factory=dict)
     control: Control | None = None
     closing: list[Callable[[Version], None]] = field(default_factory=list)
+    follower: Follower | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if self.follower is not None and name in FOLLOWED:
+            self.follower.change(name, value)
 
     @property
     def ready(self) -> bool:

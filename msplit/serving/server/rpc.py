@@ -188,6 +188,7 @@ class GrpcServer:
         health: Answers a HealthCheckRequest for `WATCH`, in bytes.
         allow: True where a call may come in, given its path and its headers as pairs; its bytes are not read before. None: all may.
         options: Further settings of gRPC, by name.
+        shares: True where other processes of the same server listen on its port.
 
     Attributes:
         open: Calls that are not answered, and True for those that came before the server was to stop.
@@ -205,11 +206,13 @@ class GrpcServer:
         health: Callable[[bytes], bytes] = lambda data: data,
         allow: Callable[[str, Any], bool] | None = None,
         options: Sequence[tuple[str, int | str]] = (),
+        *,
+        shares: bool = False,
     ) -> None:
         every = [
             ("grpc.max_receive_message_length", most),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),  # anybody else's on the same port would take a part of the requests
+            ("grpc.so_reuseport", int(shares)),  # anybody else's on the same port would take a part of the requests
             *_LIMITS,
             *options,
         ]

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,16 +17,17 @@ import uvicorn
 
 from msplit.errors import MsplitError
 from msplit.serving.server import rest, rpc
-from msplit.serving.server.access import Certificates, Tokens
 from msplit.serving.server.exchange import health_of, take
-from msplit.serving.server.logs import LOG
+from msplit.serving.server.fronts import Fronts
+from msplit.serving.server.listening import Listening, heeding, held
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models
+from msplit.serving.server.reloading import Reloading
 from msplit.serving.server.service import Service
-from msplit.serving.server.tensors import Refusal, StatusCode
+from msplit.serving.server.tensors import StatusCode
 
-_ENDS = (signal.SIGTERM, signal.SIGINT)
-_TERMINAL = "/dev/tty"
+__all__ = ["Answering", "Listening", "answering", "held"]
+
 _LOOK = 0.5
 """Seconds between two looks whether a GPU has failed: nobody may ask just then."""
 _BACKLOG = 2048
@@ -40,73 +39,8 @@ _NOTICE = 0.3
 """Seconds for which a server that is to stop refuses requests before it closes its doors."""
 
 
-@dataclass(frozen=True)
-class Listening:
-    """Addresses and limits of a server.
-
-    Attributes:
-        host: Address, as in ``127.0.0.1``.
-        port: Port of gRPC; 0: none.
-        rest_port: Port of HTTP; 0: none.
-        most: Bytes of the largest request.
-        lame_duck: Seconds for which it goes on answering, not ready any more, when it is to stop.
-        grace: Seconds that what is in flight may take after that.
-        as_content: True to put values of TensorFlow Serving's answers into `tensor_content`.
-        timeout: Seconds that a request may wait to be started, if it does not say so itself.
-        access: Share of the requests that are logged.
-        tokens: Tokens of which requests need one; None: they need none.
-        certificates: Certificates for TLS; None: there is none.
-        channel: Further settings of gRPC, by name.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8500
-    rest_port: int = 8501
-    most: int = 64 << 20
-    lame_duck: float = 0.0
-    grace: float = 10.0
-    as_content: bool = False
-    timeout: float | None = None
-    access: float = 0.0
-    tokens: Tokens | None = None
-    certificates: Certificates | None = None
-    channel: Sequence[tuple[str, int | str]] = ()
-
-
 @contextlib.contextmanager
-def held(where: Listening) -> Iterator[dict[int, socket.socket]]:
-    """Holds the ports of a server, so that what is taken is told before anything else is done. Nobody can connect to them yet.
-
-    Raises:
-        MsplitError: One of them can not be had.
-    """
-    with contextlib.ExitStack() as stack:
-        found = {}
-        for port in filter(None, (where.port, where.rest_port)):
-            if port in found:
-                raise MsplitError(f"gRPC and HTTP are both to be on port {port}", fix="give them different ports")
-            found[port] = stack.enter_context(contextlib.closing(_bound(where.host, port)))
-        yield found
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    made = None
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what closed connections leave behind is no server
-        made.bind(address)
-    except OSError as problem:
-        if made is not None:
-            made.close()
-        fix = "choose another with --port and --rest_api_port, or end what has it"
-        what = f"can not listen on port {port} of {host}: {problem.strerror or problem}"
-        raise MsplitError(what, fix=fix) from problem
-    return made
-
-
-@contextlib.contextmanager
-def answering(models: Models, where: Listening, ports: dict[int, socket.socket]) -> Iterator[Answering]:
+def answering(models: Models, where: Listening, ports: dict[int, socket.socket]) -> Iterator[Answering | Fronts]:
     """Answers requests in threads for as long as the block lasts, also while models are yet to be opened: it is live then, and not ready.
 
     Args:
@@ -117,14 +51,13 @@ def answering(models: Models, where: Listening, ports: dict[int, socket.socket])
     Raises:
         MsplitError: It can not listen.
     """
-    metrics = Metrics(models)
-    service = Service(models, metrics, where.as_content, where.timeout, access=where.access, tokens=where.tokens)
-    server = Answering(service, where)
-    server.start(ports)
-    try:
-        yield server
-    finally:
-        server.end()
+    server = Fronts(models, where) if where.fronts > 1 else Answering.of(models, where, Metrics(models))
+    with Reloading(where, models, server.reread):
+        try:
+            server.start(ports)
+            yield server
+        finally:
+            server.end()
 
 
 class Answering:
@@ -138,12 +71,16 @@ class Answering:
     def __init__(self, service: Service, where: Listening) -> None:
         self._service, self._where = service, where
         self._came: list[int] = []
-        self._reloading = threading.Lock()
-        self._before: Any = None
         self._listening = threading.Event()
         self._failed: list[BaseException] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+
+    @staticmethod
+    def of(models: Models, where: Listening, metrics: Metrics) -> Answering:
+        """Server of these models."""
+        service = Service(models, metrics, where.as_content, where.timeout, access=where.access, tokens=where.tokens)
+        return Answering(service, where)
 
     def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen.
@@ -156,10 +93,6 @@ class Answering:
         self._listening.wait()
         if self._failed:
             raise self._failed[0]
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGHUP)
-            attended = self._before is not signal.SIG_IGN and _has_terminal()
-            signal.signal(signal.SIGHUP, lambda number, frame: self._hang_up(attended))
 
     def wait(self, ready: Callable[[], None]) -> None:
         """Waits until SIGTERM or SIGINT comes and what is in flight is answered; a second one ends it at once.
@@ -170,66 +103,32 @@ class Answering:
         Raises:
             DeviceLost: The GPU has failed.
         """
-        assert self._thread is not None
-        heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores one
-        for number in heard:
-            signal.signal(number, lambda number, frame: self._stop(number))
-        try:
+        with heeding(self.stop):
             ready()
-            self._thread.join()
-        finally:
-            for number in heard:
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        if self._failed:
-            raise self._failed[0]
+            self.join()
         if self._service.lost:
             raise self._service.lost[0]
+
+    def join(self) -> None:
+        """Waits until it has ended. Raises what ended it, if that was a fault."""
+        assert self._thread is not None
+        self._thread.join()
+        if self._failed:
+            raise self._failed[0]
 
     def end(self) -> None:
         """Ends it without delay, if it has not ended."""
         if self._thread is not None and self._thread.is_alive():
             self._service.stopping.set()
-            self._stop(0)
+            self.stop(0)
             self._thread.join()
-        if self._before is not None:
-            signal.signal(signal.SIGHUP, self._before)
 
-    def _hang_up(self, attended: bool) -> None:
-        """Reloads what can be, at SIGHUP; called in the main thread.
+    def reread(self) -> None:
+        """Takes note that tokens and certificates were read again: they are those of `where`."""
 
-        Args:
-            attended: True where the server was begun at a terminal. Where that is gone the signal does what it did before, which is to end
-                the process: nobody wanted it to outlive its terminal.
-        """
-        if attended and not _has_terminal():
-            signal.signal(signal.SIGHUP, self._before)
-            signal.raise_signal(signal.SIGHUP)
-        else:
-            threading.Thread(target=self._reload, name="msplit-reload", daemon=True).start()
-
-    def _reload(self) -> None:
-        """Reads again what the server was configured with. What is wrong is told, and stays as it was."""
-        control, proofs = self._service.models.control, (self._where.tokens, self._where.certificates)
-        sources: dict[str, Callable[[], object]] = {one.what: one.read for one in proofs if one is not None}
-        if control is not None:
-            sources["models"] = lambda: control("reread", None, None).result()
-        with self._reloading:
-            LOG.info("reloading: SIGHUP came")
-            for what, read in sources.items():
-                try:
-                    read()
-                except (MsplitError, Refusal) as problem:
-                    LOG.warning("reloading: %s stay as they were: %s", what, " ".join(str(problem).split("\n")))
-                except Exception:  # noqa: BLE001  whatever it is, the others are read
-                    LOG.exception("reloading: %s stay as they were", what)
-                else:
-                    LOG.info("reloading: %s are as configured now", what)
-
-    def _stop(self, number: int) -> None:
-        """Has it end; called in the main thread by a signal, 0 for none."""
+    def stop(self, number: int) -> None:
+        """Has it end, called a second time at once; number of the signal that came, 0 for none."""
         self._came.append(number)
-        if number:
-            LOG.info("stopping: %s came", signal.Signals(number).name)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has just ended
                 self._loop.call_soon_threadsafe((self._first if len(self._came) == 1 else self._at_once).set)
@@ -246,8 +145,10 @@ class Answering:
 
     async def _run(self, ports: dict[int, socket.socket]) -> None:
         service, where = self._service, self._where
-        self._loop = asyncio.get_running_loop()
         self._first, self._at_once = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self._came:  # before there was a loop
+            self._first.set()
         doors: list[_Grpc | _Http] = []
         try:
             if where.port:
@@ -278,13 +179,6 @@ class Answering:
                 await door.close()
 
 
-def _has_terminal() -> bool:
-    """True where this process has a terminal, which is still there."""
-    with contextlib.suppress(OSError), open(_TERMINAL):
-        return True
-    return False
-
-
 def loop_factory() -> Callable[[], Any] | None:
     """Factory of event loops: uvloop if installed, which takes a quarter less time per request."""
     try:
@@ -306,7 +200,9 @@ class _Grpc:
         self._service, self._where = service, where
         ask, health = partial(take, service), partial(health_of, service)
         allow = self._allow if where.tokens is not None else None
-        self._server = rpc.GrpcServer(ask, service.stopping, where.most, service.drive, health, allow, where.channel)
+        self._server = rpc.GrpcServer(
+            ask, service.stopping, where.most, service.drive, health, allow, where.channel, shares=where.fronts > 1
+        )
 
     def _allow(self, path: str, headers: Iterable[tuple[str, Any]]) -> bool:
         """True where a call may come in; else it is counted."""

@@ -232,6 +232,8 @@ class Versions:
         done.set_running_or_notify_cancel()
         try:
             work()
+            if self.models.follower is not None:
+                self.models.follower.settle()  # whom its client asks next has followed
         except Exception as problem:  # noqa: BLE001  who asked for it gets it
             if isinstance(problem, _Stopped):
                 problem = Refusal(StatusCode.UNAVAILABLE, "the server is stopping")

@@ -67,7 +67,9 @@ def start(*arguments: object) -> Server:
 def start_trivial(*options: str, until: str = "ready:") -> Server:
     """The same of the server of `trivial`."""
     return started(
-        functools.partial(forked.Popen, server=forked.TENSORFLOW, quick=True),
+        functools.partial(
+            forked.Popen, server=forked.TENSORFLOW, quick=True, beside=any("fronts=" in one for one in options)
+        ),
         lambda port, rest: ["tests.serving.server.trivial", port, rest, *options],
         until,
     )

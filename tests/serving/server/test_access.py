@@ -7,6 +7,7 @@ import json
 import signal
 import ssl
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,10 +21,8 @@ grpc = pytest.importorskip("grpc")
 pytest.importorskip("uvicorn")
 
 from msplit.errors import LoadError, MsplitError  # noqa: E402
-from msplit.serving.server import access, messages, run, tensors  # noqa: E402
-from msplit.serving.server.metrics import Metrics  # noqa: E402
+from msplit.serving.server import access, messages, reloading, run, tensors  # noqa: E402
 from msplit.serving.server.models import Models  # noqa: E402
-from msplit.serving.server.service import Service  # noqa: E402
 from tests.serving.server.running import Server, start_trivial  # noqa: E402
 from tests.serving.server.trivial import WIDTH  # noqa: E402
 
@@ -253,6 +252,36 @@ def test_both_ports_speak_tls_and_renew_it(running: Callable[..., Server], pems:
     assert (code, "PRIVATE" in server.said + said) == (0, False)
 
 
+def test_front_ends_take_tokens_and_certificates_again(
+    running: Callable[..., Server], pems: Path, tmp_path: Path
+) -> None:
+    """Each of them: connections go to any."""
+    tls, tokens = tmp_path / "ssl.config", tmp_path / "tokens"
+    tls.write_text(inline(pems, "first", verify=False))
+    tokens.write_text("old-token")
+    server = running(f"tls={tls}", f"tokens={tokens}", "fronts=2")
+
+    def answers(by: str, token: str) -> set[tuple[Any, Any]]:
+        ca = (pems / f"{by}.crt").read_bytes()
+        return {
+            (
+                predict(server, ca, token=f"Bearer {token}"),
+                http(server, "/v1/models/double", None, trust(pems, by), authorization=f"Bearer {token}")[0],
+            )
+            for _ in range(8)
+        }
+
+    assert answers("first", "old-token") == {("OK", 200)}
+    tls.write_text(inline(pems, "second", verify=False))
+    tokens.write_text("new-token")
+    reloaded(server, "tokens are as configured now", "certificates are as configured now")
+    until = time.monotonic() + 10
+    while answers("second", "new-token") != {("OK", 200)}:  # they read on their own
+        assert time.monotonic() < until
+    assert answers("second", "old-token") == {("UNAUTHENTICATED", 401)}
+    assert server.stop()[0] == 0
+
+
 def test_clients_need_a_certificate(running: Callable[..., Server], pems: Path, tmp_path: Path) -> None:
     file = tmp_path / "ssl.config"
     for name in ("first_server.key", "first_server.crt", "first.crt"):
@@ -314,7 +343,7 @@ def test_configurations_of_tls_that_are_of_no_use(pems: Path, tmp_path: Path) ->
 def test_a_server_whose_terminal_is_gone_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGHUP does what it did before the server was there. Where there was no terminal it goes on, and so it does under `nohup`."""
     terminal = tmp_path / "tty"
-    monkeypatch.setattr(run, "_TERMINAL", str(terminal))
+    monkeypatch.setattr(reloading, "_TERMINAL", str(terminal))
 
     def ends(*signal: object) -> None:
         raise KeyboardInterrupt
@@ -327,19 +356,17 @@ def test_a_server_whose_terminal_is_gone_ends(tmp_path: Path, monkeypatch: pytes
                 terminal.touch()
             signal.signal(signal.SIGHUP, ours)
             models = Models({})
-            server = run.Answering(Service(models, Metrics(models)), run.Listening(port=0, rest_port=0, grace=0))
-            server.start({})
+            with run.answering(models, run.Listening(port=0, rest_port=0, grace=0), {}) as server:
 
-            def goes(server: run.Answering = server) -> None:
-                signal.raise_signal(signal.SIGHUP)  # the terminal is there, or was not
-                terminal.unlink(missing_ok=True)
-                assert server._thread.is_alive()
-                signal.raise_signal(signal.SIGHUP)
-                signal.raise_signal(signal.SIGTERM)
+                def goes(server: run.Answering = server) -> None:
+                    signal.raise_signal(signal.SIGHUP)  # the terminal is there, or was not
+                    terminal.unlink(missing_ok=True)
+                    assert server._thread.is_alive()
+                    signal.raise_signal(signal.SIGHUP)
+                    signal.raise_signal(signal.SIGTERM)
 
-            with pytest.raises(KeyboardInterrupt) if there and ours is ends else contextlib.nullcontext():
-                server.wait(goes)
-            server.end()
+                with pytest.raises(KeyboardInterrupt) if there and ours is ends else contextlib.nullcontext():
+                    server.wait(goes)
             assert signal.getsignal(signal.SIGHUP) == ours
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -124,8 +124,9 @@ def test_it_ends_while_its_models_are_opened(tmp_path: Path) -> None:
     assert said.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_it_goes_on_answering_while_it_is_not_ready_any_more() -> None:
-    running = start_trivial("lame_duck=1.5")
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_it_goes_on_answering_while_it_is_not_ready_any_more(fronts: int) -> None:
+    running = start_trivial("lame_duck=1.5", *([f"fronts={fronts}"] if fronts > 1 else ()))
     try:
         running.process.send_signal(signal.SIGTERM)
         begun = time.monotonic()

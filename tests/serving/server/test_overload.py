@@ -21,10 +21,13 @@ from msplit.serving.server import decode, messages, rpc, tensors  # noqa: E402
 from tests.serving.server.running import Server, free_port, start_trivial  # noqa: E402
 from tests.serving.server.trivial import BROKEN, LOST, LOST_SLOWLY, MOST, SLOW, WIDTH, WRONG  # noqa: E402
 
+ALONE = pytest.mark.parametrize("server", [()], ids=["alone"], indirect=True)
+"""Only for a server without front ends: steps that take long cost several processes several times as much."""
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    running = start_trivial()
+
+@pytest.fixture(scope="module", params=[(), ("fronts=2", "log=text")], ids=["alone", "fronts"])
+def server(request: Any) -> Iterator[Server]:
+    running = start_trivial(*request.param)
     yield running
     if running.process.poll() is None:
         running.process.kill()
@@ -68,6 +71,7 @@ def test_answers_find_who_asked(server: Server) -> None:
         list(threads.map(client, range(6)))
 
 
+@ALONE
 def test_too_many_requests_are_refused_and_the_others_answered(channel: Any, server: Server) -> None:
     def one(number: int) -> str:
         try:
@@ -84,6 +88,7 @@ def test_too_many_requests_are_refused_and_the_others_answered(channel: Any, ser
     np.testing.assert_array_equal(ask(channel, 1.0), 2 * row(1.0))
 
 
+@ALONE
 def test_what_waits_too_long_is_not_run(channel: Any, server: Server) -> None:
     slow = threading.Thread(target=ask, args=(channel, SLOW))
     slow.start()
@@ -178,9 +183,10 @@ def test_a_value_that_the_model_can_not_take_is_the_clients_fault(channel: Any, 
     np.testing.assert_array_equal(ask(channel, 1.0), 2 * row(1.0))
 
 
-def test_who_asks_while_it_stops_gets_an_answer() -> None:
+@pytest.mark.parametrize("options", [(), ("fronts=2",)])
+def test_who_asks_while_it_stops_gets_an_answer(options: tuple[str, ...]) -> None:
     """Nothing is cancelled, and no connection is accepted and closed without a word."""
-    running = start_trivial()
+    running = start_trivial(*options)
     said: list[str] = []
     over = threading.Event()
 
@@ -246,6 +252,7 @@ def test_no_connection_comes_about_while_it_ends() -> None:
     asyncio.run(run())
 
 
+@ALONE
 def test_overload_over_http(server: Server) -> None:
     body = {"signature_name": "serving_default", "instances": row(SLOW).tolist()}
     with ThreadPoolExecutor(3 * MOST) as threads:

@@ -329,7 +329,7 @@ def test_versions_in_a_row_leave_nothing_behind(folder: Folder) -> None:
 
     def left() -> tuple[int, ...]:
         metrics, statuses = served.service.metrics, served.models.statuses["m"]
-        inside = (metrics._known, metrics._answers._metrics, metrics._seconds._metrics, served.service.heads._known)
+        inside = (metrics._requests, served.service.heads._known)
         versions = served.versions
         own = (statuses, versions._seen, versions._failed, versions._opened, versions._closing, *inside)
         return threading.active_count(), *map(len, own)

@@ -4,8 +4,8 @@ Doubles numbers. A row that begins with 1000 takes 0.3 s; one that begins with 2
 with 3000 the GPU fails, and at one that begins with 4000 it takes 0.3 s to do so: from then on every step fails, as it is with CUDA. A row
 that begins with 5000 is one that the model can not take.
 
-Keys: ``until``, a file whose model is opened when it is there; ``lame_duck`` and ``access`` as of `run.Listening`; ``log``, text or json;
-``tokens`` and ``tls``, files of `access.Tokens` and `access.Certificates`.
+Keys: ``until``, a file whose model is opened when it is there; ``lame_duck``, ``access`` and ``fronts`` as of `run.Listening`, the last
+with steps in a process of their own; ``log``, text or json; ``tokens`` and ``tls``, files of `access.Tokens` and `access.Certificates`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from typing import Any
 import numpy as np
 
 from msplit.errors import DeviceLost, EngineError, InvalidInput
+from msplit.progress import Progress, silent
+from msplit.serving.pool import making
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import SimulatedSlot, StepSlot
 from msplit.serving.server import access, logs, run
 from msplit.serving.server.models import Models, Status, Version, VersionState, signature_of
+from tests import forked
 
 BATCHES = (1, 4)
 WIDTH = 8
@@ -66,6 +69,18 @@ def pool() -> Pool:
     return Pool(ports, [(0, slot)], PoolSettings(groups=1, max_queue=MOST), About("double", outputs, (), (), {}))
 
 
+def pool_there(tell: Progress) -> Pool:
+    del tell
+    return pool()
+
+
+def pool_of_a_process() -> Pool:
+    from tests.serving.server import trivial  # that process knows no `__main__` of this one
+
+    settings = PoolSettings(groups=1, max_queue=MOST)
+    return making.make_processes(lambda *_: trivial.pool_there, ["cpu:0"], settings, silent, together=True)
+
+
 def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
@@ -79,9 +94,10 @@ def main() -> None:
         "tokens": access.Tokens(Path(told["tokens"])) if "tokens" in told else None,
         "certificates": access.Certificates(Path(told["tls"])) if "tls" in told else None,
     }
-    where = run.Listening(port=port, rest_port=rest, grace=5.0, **numbers, **proofs)
+    where = run.Listening(port=port, rest_port=rest, grace=5.0, fronts=int(told.get("fronts", 1)), **numbers, **proofs)
     logging = logs.logging_to(say, as_json=told["log"] == "json") if "log" in told else contextlib.nullcontext()
-    with logging, pool() as made, run.held(where) as ports:
+    make = pool if where.fronts == 1 else pool_of_a_process
+    with forked.instead(forked.TENSORFLOW), logging, make() as made, run.held(where) as ports:
         models, only = (
             Models({}, opening=["double"], statuses={"double": {1: Status(VersionState.LOADING)}}),
             signature_of(made, None),
