@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.host.hashing import concatenated, hashes, native
-from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op, objects
+from msplit.engines.host.hashing import concatenated, hashes
+from msplit.engines.host.table import HostNode, NativeNode, NotOurs, Run, check, host_op, objects
 
 Array = NDArray[Any]
 
@@ -23,14 +22,14 @@ def _places(indices: Array, shape: list[int]) -> Array:
     return np.asarray(np.ravel_multi_index(tuple(indices.T), tuple(shape)))
 
 
-@host_op("SparseToDense")
+@host_op("SparseToDense", native="validate_indices")
 def sparse_to_dense(node: HostNode) -> Run:
     """A dense tensor of values at indices, and a default elsewhere."""
     strict = bool(node.attrs["validate_indices"])
 
     def run(indices: Array, shape: Array, values: Array, default: Array) -> Array:
         sizes = shape.tolist()
-        made = np.full(sizes, default[()], values.dtype)
+        made = np.full(sizes, default, values.dtype)
         if indices.size:
             places = _places(indices.reshape(-1, len(sizes)), sizes)
             check(not strict or (places[1:] > places[:-1]).all(), "indices are out of order, or repeated")
@@ -40,7 +39,7 @@ def sparse_to_dense(node: HostNode) -> Run:
     return run
 
 
-@host_op("SparseReshape")
+@host_op("SparseReshape", native="")
 def sparse_reshape(node: HostNode) -> Run:
     """The indices of a sparse tensor in another shape, of which one size may be -1; and that shape."""
 
@@ -62,7 +61,7 @@ def sparse_reshape(node: HostNode) -> Run:
     return run
 
 
-@host_op("SparseFillEmptyRows")
+@host_op("SparseFillEmptyRows", native="")
 def fill_empty_rows(node: HostNode) -> Run:
     """A sparse tensor with a default in each row that has nothing; which rows had none; and where each value went."""
 
@@ -77,7 +76,7 @@ def fill_empty_rows(node: HostNode) -> Run:
         more = np.zeros((len(missing), indices.shape[1]), np.int64)
         more[:, 0] = missing
         order = np.argsort(np.concatenate([first, missing]), kind="stable")
-        filled = np.concatenate([values, np.full(len(missing), default[()], values.dtype)])
+        filled = np.concatenate([values, np.full(len(missing), default, values.dtype)])
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         return np.concatenate([indices, more])[order], filled[order], empty, back[: len(values)]
@@ -85,13 +84,13 @@ def fill_empty_rows(node: HostNode) -> Run:
     return run
 
 
-@host_op("Where")
+@host_op("Where", native="")
 def where(node: HostNode) -> Run:
     """Indices of what is not zero."""
     return lambda x: np.argwhere(x).astype(np.int64)
 
 
-@host_op("Unique")
+@host_op("Unique", native="out_idx")
 def unique(node: HostNode) -> Run:
     """Distinct values in the order of their first appearance, and for each value its number among them."""
     dtype = node.dtype("out_idx")
@@ -114,7 +113,13 @@ def unique(node: HostNode) -> Run:
     return run
 
 
-@host_op("RaggedTensorToTensor")
+def _one_ragged_axis(node: HostNode) -> NativeNode | None:
+    """Which of the two ways there are to say where rows end; None where there are several ragged axes."""
+    kinds = node.attrs["row_partition_types"]
+    return NativeNode([len(kinds) - 1]) if len(kinds) == 1 + (kinds[0] == "FIRST_DIM_SIZE") else None
+
+
+@host_op("RaggedTensorToTensor", native=_one_ragged_axis)
 def ragged_to_tensor(node: HostNode) -> Run:
     """A dense tensor of ragged rows, cut or filled up with a default. Rows by their splits, or by the row of each value."""
     kinds = tuple(node.attrs["row_partition_types"])
@@ -135,7 +140,7 @@ def ragged_to_tensor(node: HostNode) -> Run:
         wanted = shape.tolist() if shape.ndim else [-1] * (len(sizes) + values.ndim - 1)
         inner = values.shape[1:]
         sizes = [size if given < 0 else given for size, given in zip(sizes, wanted, strict=False)]
-        made = np.full((*sizes, *inner), default if default.ndim else default[()], values.dtype)
+        made = np.full((*sizes, *inner), default, values.dtype)
         index, keep = [np.arange(len(counts[0]))], np.ones(len(counts[0]), bool)
         for count in counts:
             column = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
@@ -149,7 +154,7 @@ def ragged_to_tensor(node: HostNode) -> Run:
     return run
 
 
-@host_op("SparseCross")
+@host_op("SparseCross", native="N num_buckets hash_key")
 def sparse_cross(node: HostNode) -> Run:
     """All combinations of the features of each row, one of each column, hashed: a sparse tensor."""
     attrs = node.attrs
@@ -173,15 +178,6 @@ def sparse_cross(node: HostNode) -> Run:
             total = total * np.diff(start)
         size = int(total.sum())
         shape = np.array([rows, total.max(initial=0)], np.int64)
-        if (library := native()) is not None:
-            places, made = np.empty((size, 2), np.int64), np.empty(size, np.int64)
-            of_values, of_starts = (
-                struct.pack(f"{len(some)}P", *(one.ctypes.data for one in some)) for some in (columns, starts)
-            )
-            library.cross_columns(
-                len(columns), of_values, of_starts, rows, int(salt), last, places.ctypes.data, made.ctypes.data
-            )
-            return places, made, shape
         row = np.repeat(np.arange(rows), total)
         number = np.arange(size) - np.repeat(np.cumsum(total) - total, total)
         hashed, left, picks = np.full(size, salt, np.uint64), number, []
@@ -196,7 +192,7 @@ def sparse_cross(node: HostNode) -> Run:
     return run
 
 
-@host_op("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+@host_op("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN", native="")
 def sparse_segments(node: HostNode) -> Run:
     """Rows of a table, summed per segment, of which the ids do not decrease."""
     if node.dtype("T") not in ("float32", "float64"):
@@ -213,8 +209,12 @@ def sparse_segments(node: HostNode) -> Run:
         sums = np.add.reduceat(data.take(indices, 0), first, 0)
         if node.op != "SparseSegmentSum":
             counts = np.diff(np.append(first, len(ids))).astype(data.dtype)
-            counts = counts if node.op.endswith("Mean") else np.sqrt(counts)
-            sums /= counts.reshape(-1, *[1] * (data.ndim - 1))
+            few, by = counts < 10, counts if node.op.endswith("Mean") else np.sqrt(counts)
+            columns = (-1, *[1] * (data.ndim - 1))
+            sums *= np.where(few, 1 / by, 1).astype(data.dtype).reshape(columns)
+            sums /= (
+                np.where(few, 1, by).astype(data.dtype).reshape(columns)
+            )  # TensorFlow multiplies where there are few
         made[ids[first]] = sums
         return made
 
