@@ -330,6 +330,67 @@ static int strip(Run *run, In in, int64_t count, Out out, const int64_t *attrs) 
   return 1;
 }
 
+/* attrs: what becomes of each byte; -1 for nothing. */
+static int replace_bytes(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
+  int64_t total = 0;
+  if (in[0]->type != TEXT || !make_like(run, out[0], TEXT, in[0])) return 0;
+  const View *from = (const View *)in[0]->data;
+  View *to = (View *)out[0]->data;
+  for (int64_t i = 0; i < in[0]->size; i++) total += from[i].n;
+  uint8_t *bytes = allocate(run, total);
+  if (!bytes) return 0;
+  for (int64_t i = 0; i < in[0]->size; i++) {
+    to[i].p = bytes;
+    for (int64_t k = 0; k < from[i].n; k++) {
+      int64_t byte = attrs[from[i].p[k]];
+      if (byte >= 0) *bytes++ = byte;
+    }
+    to[i].n = bytes - to[i].p;
+  }
+  return 1;
+}
+
+/* The next piece of a text, from `*at` on, which moves behind the separator; 0 where there is none. Without a separator, pieces lie between
+   white space. */
+static int next_piece(View text, View separator, int64_t *at, View *piece) {
+  int64_t start = *at, end;
+  if (!separator.n) {
+    while (start < text.n && is_space(text.p[start])) start++;
+    for (end = start; end < text.n && !is_space(text.p[end]);) end++;
+    *at = end;
+    piece->p = text.p + start, piece->n = end - start;
+    return end > start;
+  }
+  if (start > text.n) return 0;
+  for (end = start; end + separator.n <= text.n && memcmp(text.p + end, separator.p, separator.n);) end++;
+  int last = end + separator.n > text.n;
+  if (last) end = text.n;
+  *at = last ? text.n + 1 : end + separator.n;
+  piece->p = text.p + start, piece->n = end - start;
+  return 1;
+}
+
+static int split(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
+  int64_t rows = in[0]->size, pair[2] = {0, 2}, most = 0;
+  if (in[0]->type != TEXT || in[0]->rank != 1 || in[1]->type != TEXT || in[1]->size != 1) return 0;
+  const View *texts = (const View *)in[0]->data, separator = *(const View *)in[1]->data;
+  View piece;
+  for (int64_t row = 0; row < rows; row++) {
+    int64_t at = 0, here = 0;
+    while (next_piece(texts[row], separator, &at, &piece)) here++;
+    pair[0] += here;
+    most = here > most ? here : most;
+  }
+  int64_t *index = make(run, out[0], I64, 2, pair);
+  View *to = make_vector(run, out[1], TEXT, pair[0]);
+  if (!index || !to || !make_vector(run, out[2], I64, 2)) return 0;
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t at = 0, column = 0; next_piece(texts[row], separator, &at, to); column++, to++) *index++ = row, *index++ = column;
+  put(out[2], 0, rows);
+  put(out[2], 1, most);
+  return 1;
+}
+
 /* attrs: buckets, and 2 numbers that are the key of SipHash. */
 static int hash_buckets(Run *run, const Value *in, Value *out, const int64_t *attrs, int kind) {
   if (in->type != TEXT || !make_like(run, out, I64, in) || attrs[0] < 1) return 0;

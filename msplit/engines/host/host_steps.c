@@ -632,7 +632,8 @@ static const struct { const char *op; Step step; } STEPS[] = {
     {"SparseReshape", sparse_reshape}, {"SparseFillEmptyRows", fill_empty_rows}, {"Where", where}, {"Unique", unique},
     {"RaggedTensorToTensor", ragged_to_dense}, {"SparseCross", sparse_cross}, {"SparseSegmentSum", segment_sum},
     {"SparseSegmentMean", segment_mean}, {"SparseSegmentSqrtN", segment_sqrt_n}, {"StringLower", lower}, {"StringUpper", upper},
-    {"StringStrip", strip}, {"StringToHashBucketFast", bucket_fast}, {"StringToHashBucketStrong", bucket_strong},
+    {"StringStrip", strip}, {"StringSplitV2", split}, {"StaticRegexReplace", replace_bytes},
+    {"StringToHashBucketFast", bucket_fast}, {"StringToHashBucketStrong", bucket_strong},
     {"StringToHashBucket", bucket_plain}, {"LookupTableFindV2", find}, {"ParseExampleV2", parse_examples},
     {"ParseExample", parse_examples}, {"ParseSingleExample", parse_examples},
 };

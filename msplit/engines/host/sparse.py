@@ -13,9 +13,6 @@ from msplit.engines.host.table import HostNode, NativeNode, NotOurs, Run, check,
 
 Array = NDArray[Any]
 
-_SORTED = 64
-"""Numbers from which on it is faster to sort them than to keep a dictionary."""
-
 
 def _places(indices: Array, shape: list[int]) -> Array:
     """Position of each index in a tensor of such a shape that lies flat. An index that is out of bounds is a ValueError."""
@@ -99,12 +96,6 @@ def unique(node: HostNode) -> Run:
 
     def run(x: Array) -> tuple[Array, Array]:
         check(x.ndim == 1, "values to make distinct have one axis")
-        if len(x) > _SORTED and not x.dtype.hasobject:
-            values, first, of = np.unique(x, return_index=True, return_inverse=True)
-            order = np.argsort(first)
-            rank = np.empty(len(order), dtype)
-            rank[order] = np.arange(len(order))
-            return values[order], rank[of]
         seen: dict[Any, int] = {}
         number = [seen.setdefault(value, len(seen)) for value in x.tolist()]
         kept = objects([*seen], (len(seen),)) if x.dtype.hasobject else np.array([*seen], x.dtype)

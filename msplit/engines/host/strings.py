@@ -110,7 +110,7 @@ def _listed(rows: Sequence[list[bytes]]) -> tuple[Array, Array, Array]:
     return np.stack([row, column], 1), values, np.array([len(rows), counts.max(initial=0)], np.int64)
 
 
-@host_op("StringSplitV2")
+@host_op("StringSplitV2", native=lambda node: None if node.attrs["maxsplit"] >= 0 else NativeNode(()))
 def split_v2(node: HostNode) -> Run:
     """The pieces of each string, as a sparse tensor."""
     most = int(node.attrs["maxsplit"])
