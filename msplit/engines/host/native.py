@@ -26,12 +26,17 @@ _AXES, _WORDS = 6, 10
 
 
 class HostStep(NamedTuple):
-    """A node that runs, with the places of its inputs and outputs among all values."""
+    """A node that runs, with the places of its inputs and outputs among all values.
+
+    Attributes:
+        in_table: True if the function is that of the table, which may be in C, too: with these attributes and types, C has its values.
+    """
 
     function: Run
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     node: HostNode
+    in_table: bool = True
 
 
 class ProgramPart(NamedTuple):
@@ -56,7 +61,7 @@ def parts_of(steps: Sequence[HostStep], values: Sequence[Any], fetches: set[int]
     library = native()
     if library is None:
         return [ProgramPart([*steps], None)]
-    left = [(step, _in_c(step.node, library)) for step in steps]
+    left = [(step, _in_c(step.node, library) if step.in_table else None) for step in steps]
     waits = {place for step in steps for place in step.outputs}
     parts = list[ProgramPart]()
     while left:
@@ -81,7 +86,8 @@ def _in_c(node: HostNode, library: Any) -> tuple[int, NativeNode] | None:
     types = schema.input_dtypes(node.op, node.attrs), schema.output_dtypes(node.op, node.attrs)
     if form is None or number < 0 or None in types:
         return None
-    if not {*TYPES, "resource"}.issuperset(name for some in types for name in some or ()):
+    allowed = {*TYPES, "resource"} if callable(form) else {*TYPES}
+    if not allowed.issuperset(name for some in types for name in some or ()):
         return None
     made = form(node) if callable(form) else _by_names(form.split(), node.attrs)
     return None if made is None else (number, made)
@@ -142,7 +148,7 @@ class _Native:
 
     def _constant(self, value: NDArray[Any]) -> tuple[int, ...]:
         """A value that stays where it is. Strings are looked up once."""
-        value = np.require(value, requirements="CA")
+        value = np.require(value, requirements=["C", "A"])
         self._held.append(value)
         number = _NUMBERS[value.dtype]
         if number != _TEXT:
@@ -167,8 +173,8 @@ class _Native:
         if not run:
             return False
         try:
-            for place, start in zip(self._made, range(0, len(found), _WORDS), strict=True):
-                address, number, axes, count, *sizes = found[start : start + _WORDS]
+            rows = struct.iter_unpack(f"{_WORDS}q", found)
+            for place, (address, number, axes, count, *sizes) in zip(self._made, rows, strict=True):
                 values[place] = _array(address, _DTYPES[number], count, tuple(sizes[:axes]))
         finally:
             self._library.end_steps(run)

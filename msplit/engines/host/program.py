@@ -134,13 +134,15 @@ class HostProgram:
             known = tuple(found if isinstance(found := self._values[place], np.ndarray) else None for place in inputs)
             table = self._values[inputs[0]] if inputs else None
             bound = HostNode(node.name, node.op, attrs, known, table if isinstance(table, LookupTable) else None)
-            function = bind(bound, lower)
+            function = own = bind(bound)
+            if function is None and not bound.handles_strings:
+                function = lower(bound)
             if function is None:
                 self.missing.setdefault(node.op, []).append(node.name)
             count = schema.output_count(node.op, attrs) or 0
             outputs = tuple(self._new(f"{node.name}:{port}") for port in range(count))
             if function is not None:
-                self._steps.append(HostStep(function, inputs, outputs, bound))
+                self._steps.append(HostStep(function, inputs, outputs, bound, own is not None))
 
     def step(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Runs all steps on the inputs: outputs by name, of the caller's own.
@@ -178,15 +180,13 @@ class HostProgram:
         return {name: np.array(values[place]) for name, place in self._fetches.items()}
 
 
-def bind(node: HostNode, lower: Lower) -> Run | None:
-    """The function of a node; None where only TensorFlow can run it."""
+def bind(node: HostNode) -> Run | None:
+    """The function of a node in the table; None where there is none for it."""
     own = host_ops().get(node.op)
-    if own is not None:
-        try:
-            return own(node)
-        except (NotOurs, ValueError, TypeError, LoadError, KeyError):
-            pass
-    return None if node.handles_strings else lower(node)
+    try:
+        return None if own is None else own(node)
+    except (NotOurs, ValueError, TypeError, LoadError, KeyError):
+        return None
 
 
 def as_input(name: str, value: Any, dtype: str) -> NDArray[Any]:

@@ -61,7 +61,7 @@ def length(node: HostNode) -> Run:
 @host_op("StringJoin")
 def join(node: HostNode) -> Run:
     """Strings of several tensors behind each other. Scalars go with every element."""
-    separator = _bytes(node.attrs["separator"])
+    separator = as_bytes(node.attrs["separator"])
 
     def run(*inputs: Array) -> Array:
         shapes = {x.shape for x in inputs if x.ndim}
@@ -286,5 +286,6 @@ def table_size(node: HostNode) -> Run:
     return lambda _: np.array(len(table.values), np.int64)
 
 
-def _bytes(value: str | bytes) -> bytes:
+def as_bytes(value: str | bytes) -> bytes:
+    """An attribute that is text."""
     return value.encode() if isinstance(value, str) else value
