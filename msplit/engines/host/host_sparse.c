@@ -150,7 +150,8 @@ static int unique(Run *run, In in, int64_t count, Out out, const int64_t *attrs)
   int64_t *first = allocate(run, n * 8);
   if (!slots || !first || !make_vector(run, out[1], attrs[0], n)) return 0;
   for (int64_t i = 0; i < n; i++) {
-    u64 slot = hash_of(in[0], i) & (room - 1);
+    // Not the same in each call: values of a client that fall into one slot would be searched one by one.
+    u64 slot = hash_of_number(hash_of(in[0], i) + (u64)(uintptr_t)run) & (room - 1);
     uint32_t number;
     for (; (number = slots[slot]); slot = (slot + 1) & (room - 1)) {
       const uint8_t *a = in[0]->data + i * width, *b = in[0]->data + first[number - 1] * width;
