@@ -1,4 +1,4 @@
-"""Processor time of what the host runs of models that are fed strings: NumPy beside TensorFlow's session, for several numbers of rows.
+"""Processor time of what the host runs of models that are fed strings: msplit's beside TensorFlow's session, for several numbers of rows.
 
     python hatch_build.py && PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/strings.py
 
@@ -76,7 +76,7 @@ def spent(step: Callable[[], object]) -> float:
 
 def main() -> None:
     print(f"compiled: {hashing.native() is not None}")
-    print("| model | rows | TensorFlow µs | NumPy µs | ratio |\n| --- | ---: | ---: | ---: | ---: |")
+    print("| model | rows | TensorFlow µs | msplit µs | ratio |\n| --- | ---: | ---: | ---: | ---: |")
     chosen = sys.argv[1:]
     for name, make in {"eight_strings": eight_strings, **MODELS}.items():
         if chosen and name not in chosen:

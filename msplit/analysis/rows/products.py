@@ -478,6 +478,8 @@ def _chosen(view: View, slot: int, limits: int) -> PerRow:
 def ngrams(view: View) -> list[RowState]:
     """What stands side by side in each row."""
     _chosen(view, 0, 1)
+    if view.attr("pad_width", 0):
+        raise Mixes("pads empty rows, but not where all are")
     return [PerRow(0, 1, None, group=view.key), RowLimits(view.key)]
 
 

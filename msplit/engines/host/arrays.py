@@ -25,19 +25,19 @@ def _plain(node: HostNode, *names: str) -> None:
         raise NotOurs
 
 
-@host_op("Identity", "Snapshot", "StopGradient", "PreventGradient")
+@host_op("Identity", "Snapshot", "StopGradient", "PreventGradient", native="")
 def identity(node: HostNode) -> Run:
     """The value as it is."""
     return lambda x: x
 
 
-@host_op("NoOp")
+@host_op("NoOp", native="")
 def nothing(node: HostNode) -> Run:
     """Nothing: an order of other nodes."""
     return lambda: ()
 
 
-@host_op("Assert")
+@host_op("Assert", native="")
 def assertion(node: HostNode) -> Run:
     """Refuses values for which a condition does not hold, and says what is with it."""
 
@@ -48,46 +48,46 @@ def assertion(node: HostNode) -> Run:
     return run
 
 
-@host_op("Shape")
+@host_op("Shape", native="out_type")
 def shape(node: HostNode) -> Run:
     """The sizes of all axes."""
     dtype = np.dtype(node.dtype("out_type"))
     return lambda x: np.array(x.shape, dtype)
 
 
-@host_op("Size")
+@host_op("Size", native="out_type")
 def size(node: HostNode) -> Run:
     """The number of elements."""
     dtype = np.dtype(node.dtype("out_type"))
     return lambda x: np.array(x.size, dtype)
 
 
-@host_op("Rank")
+@host_op("Rank", native="")
 def rank(node: HostNode) -> Run:
     """The number of axes."""
     return lambda x: np.array(x.ndim, np.int32)
 
 
-@host_op("Reshape")
+@host_op("Reshape", native="")
 def reshape(node: HostNode) -> Run:
     """Gives the elements another shape, of which one size may be -1."""
     return lambda x, shape: x.reshape(shape.tolist())
 
 
-@host_op("ExpandDims")
+@host_op("ExpandDims", native="")
 def expand_dims(node: HostNode) -> Run:
     """One more axis, of one element."""
     return lambda x, axis: np.expand_dims(x, int(axis.reshape(-1)[0]))
 
 
-@host_op("Squeeze")
+@host_op("Squeeze", native="squeeze_dims")
 def squeeze(node: HostNode) -> Run:
     """The value without axes of one element."""
     axes = tuple(node.attrs.get("squeeze_dims", ())) or None
     return lambda x: np.squeeze(x, axes)
 
 
-@host_op("GatherV2")
+@host_op("GatherV2", native="")
 def gather(node: HostNode) -> Run:
     """Slices by index along an axis."""
     if node.attrs.get("batch_dims", 0):
@@ -102,13 +102,13 @@ def gather(node: HostNode) -> Run:
     return run
 
 
-@host_op("ConcatV2")
+@host_op("ConcatV2", native="")
 def concat(node: HostNode) -> Run:
     """Values behind each other along an axis."""
     return lambda *inputs: np.concatenate(inputs[:-1], int(inputs[-1]))
 
 
-@host_op("Pack")
+@host_op("Pack", native="axis")
 def pack(node: HostNode) -> Run:
     """Values side by side along a new axis."""
     axis, dtype = int(node.attrs["axis"]), numpy_dtype(node.dtype("T"))
@@ -120,19 +120,19 @@ def pack(node: HostNode) -> Run:
     return run
 
 
-@host_op("Tile")
+@host_op("Tile", native="")
 def tile(node: HostNode) -> Run:
     """The value again and again along each axis."""
     return lambda x, multiples: np.tile(x, multiples.tolist())
 
 
-@host_op("Fill")
+@host_op("Fill", native="")
 def fill(node: HostNode) -> Run:
     """One value in every place."""
-    return lambda shape, value: np.full(shape.tolist(), value[()], value.dtype)
+    return lambda shape, value: np.full(shape.tolist(), value, value.dtype)
 
 
-@host_op("Slice")
+@host_op("Slice", native="")
 def slice_(node: HostNode) -> Run:
     """A part of the value, from the first index on, of such sizes; -1 is all that is left."""
 
@@ -147,7 +147,7 @@ def slice_(node: HostNode) -> Run:
     return run
 
 
-@host_op("StridedSlice")
+@host_op("StridedSlice", native="begin_mask end_mask shrink_axis_mask !ellipsis_mask !new_axis_mask")
 def strided_slice(node: HostNode) -> Run:
     """A part of the value as Python's slices give it, with TensorFlow's masks."""
     masks = {name: int(node.attrs[f"{name}_mask"]) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
@@ -178,7 +178,7 @@ def strided_slice(node: HostNode) -> Run:
     return run
 
 
-@host_op("Select", "SelectV2")
+@host_op("Select", "SelectV2", native="")
 def select(node: HostNode) -> Run:
     """One value or the other, by a truth value."""
     whole_rows = node.op == "Select"
@@ -191,7 +191,7 @@ def select(node: HostNode) -> Run:
     return run
 
 
-@host_op("Cast")
+@host_op("Cast", native="DstT")
 def cast(node: HostNode) -> Run:
     """The value in another type."""
     _plain(node, "SrcT", "DstT")
@@ -201,7 +201,7 @@ def cast(node: HostNode) -> Run:
     return lambda x: x.astype(dtype)
 
 
-@host_op("Equal", "NotEqual")
+@host_op("Equal", "NotEqual", native="")
 def equal(node: HostNode) -> Run:
     """Comparison of any values."""
     if node.dtype("T") != "string":
@@ -220,7 +220,7 @@ _BINARY = {
 }  # fmt: skip
 
 
-@host_op(*_BINARY)
+@host_op(*_BINARY, native="")
 def binary(node: HostNode) -> Run:
     """Arithmetic and comparison of numbers."""
     _plain(node, "T")
@@ -233,7 +233,7 @@ def binary(node: HostNode) -> Run:
 _LOGICAL = {"LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "LogicalNot": np.logical_not}
 
 
-@host_op(*_LOGICAL)
+@host_op(*_LOGICAL, native="")
 def logical(node: HostNode) -> Run:
     """Logic of truth values."""
     function: Callable[..., Any] = _LOGICAL[node.op]
@@ -243,7 +243,7 @@ def logical(node: HostNode) -> Run:
 _REDUCTIONS = {"Sum": np.add, "Prod": np.multiply, "All": np.logical_and, "Any": np.logical_or}
 
 
-@host_op(*_REDUCTIONS)
+@host_op(*_REDUCTIONS, native="keep_dims")
 def reduce(node: HostNode) -> Run:
     """Sum, product or logic along axes."""
     function: Callable[..., Any] = _REDUCTIONS[node.op].reduce
@@ -257,14 +257,14 @@ def reduce(node: HostNode) -> Run:
     return run
 
 
-@host_op("ZerosLike", "OnesLike")
+@host_op("ZerosLike", "OnesLike", native="")
 def constant_like(node: HostNode) -> Run:
     """Zeros or ones in the shape of a value."""
     _plain(node, "T")
     return np.zeros_like if node.op == "ZerosLike" else np.ones_like
 
 
-@host_op("OneHot")
+@host_op("OneHot", native="")
 def one_hot(node: HostNode) -> Run:
     """A row for each index, with one value in its place and another in all others."""
     if node.attrs["axis"] != -1 or node.dtype("T") not in _PLAIN:

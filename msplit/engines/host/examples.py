@@ -1,18 +1,15 @@
-"""Host ops that parse `tf.Example`, and raw bytes: with compiled functions where the wheel has them, else by protobuf's own parser."""
+"""Host ops that parse `tf.Example`, by protobuf's own parser where nothing is compiled, and raw bytes."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.host.hashing import native, packed
-from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op, objects
+from msplit.engines.host.table import TYPES, HostNode, NativeNode, NotOurs, Run, check, host_op, objects
 from msplit.formats.tensors import numpy_dtype
 from msplit.opset import schema
 
@@ -41,20 +38,6 @@ class ParsedFeature(NamedTuple):
     most: int
 
 
-def features(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[ParsedFeature]:
-    """Reads features of serialized examples.
-
-    Args:
-        rows: The examples.
-        keys: Names of the features.
-        types: Type of each: string, float32 or int64.
-
-    Raises:
-        ValueError: A row is no Example, or a feature has values of another type.
-    """
-    return _compiled(rows, keys, types) if native() is not None else _by_protobuf(rows, keys, types)
-
-
 def _no_example(row: int) -> ValueError:
     return ValueError(f"could not parse example {row}: it is no serialized tf.Example")
 
@@ -67,43 +50,17 @@ def _check_kinds(kinds: NDArray[np.int64], key: bytes, kind: int) -> None:
         raise ValueError(f"feature {name} of example {wrong[0]} is {found}, expected {_NAMES[kind]}")
 
 
-def _compiled(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[ParsedFeature]:
-    library, count = native(), len(rows)
-    (data, sizes), (names, name_sizes) = packed(rows), packed(keys)
-    kinds = [_KINDS[name] for name in types]
-    numbers = struct.pack(f"{len(kinds)}q", *kinds)
-    found, totals = np.zeros((len(keys), count, 4), np.int64), np.zeros((len(keys), 3), np.int64)
-    place = found.ctypes.data
-    wrong = library.scan_examples(data, sizes, count, names, name_sizes, numbers, len(keys), place, totals.ctypes.data)
-    if wrong >= 0:
-        raise _no_example(wrong)
-    each: list[list[int]] = totals.tolist()
-    for key, kind, lists, (_, _, wrong) in zip(keys, kinds, found, each, strict=True):
-        if wrong:
-            _check_kinds(lists[:, 0], key, kind)
-    width = {1: 16, 2: 4, 3: 8}
-    ends = [
-        *itertools.accumulate(
-            -(-total * width[kind] // 8) + 2 * total for kind, (total, _, _) in zip(kinds, each, strict=True)
-        )
-    ]
-    memory = np.empty(ends[-1] if ends else 0, np.int64)
-    library.read_examples(data, count, len(keys), numbers, place, memory.ctypes.data)
-    made, start = [], 0
-    for name, lists, (total, most, _), end in zip(types, found, each, ends, strict=True):
-        values: Array = memory[start : end - 2 * total]
-        if name == "string":
-            pairs = values.tolist()
-            values = objects([data[first:last] for first, last in zip(pairs[::2], pairs[1::2], strict=True)], (total,))
-        elif name == "float32":
-            values = values.view(np.float32)[:total]
-        indices = memory[end - 2 * total : end].reshape(total, 2)
-        made.append(ParsedFeature(lists[:, 0] != 0, lists[:, 3], values, indices, most))
-        start = end
-    return made
+def features(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[ParsedFeature]:
+    """Reads features of serialized examples.
 
+    Args:
+        rows: The examples.
+        keys: Names of the features.
+        types: Type of each: string, float32 or int64.
 
-def _by_protobuf(rows: Sequence[bytes], keys: Sequence[bytes], types: Sequence[str]) -> list[ParsedFeature]:
+    Raises:
+        ValueError: A row is no Example, or a feature has values of another type.
+    """
     from google.protobuf.message import DecodeError
 
     parse, texts = schema.example_pb2.Example.FromString, [key.decode() for key in keys]
@@ -139,7 +96,7 @@ def _dense(found: ParsedFeature, key: bytes, shape: tuple[int | None, ...], name
     if shape and shape[0] is None:
         inner, size = inner[1:], math.prod(inner[1:])
         check(size and not (found.counts % size).any(), f"feature {_said(key)} has not a multiple of {size} values")
-        empty = default.reshape(-1)[0] if default.size else b"" if name == "string" else 0
+        empty = default.reshape(-1)[:1] if default.size else b"" if name == "string" else 0
         made = np.full((rows, found.most), empty, numpy_dtype(name))
         made[np.arange(found.most) < found.counts[:, None]] = found.values
         return made.reshape(rows, found.most // size, *inner)
@@ -168,21 +125,60 @@ def _texts(values: Sequence[str | bytes]) -> list[bytes]:
     return [value.encode() if isinstance(value, str) else value for value in values]
 
 
-@host_op("ParseExampleV2", "ParseExample", "ParseSingleExample")
-def parse_example(node: HostNode) -> Run:
-    """Features of serialized examples: sparse ones, dense ones, and ragged ones."""
-    attrs, known, single = node.attrs, node.known, node.op == "ParseSingleExample"
-    sparse, dense = tuple(attrs["sparse_types"]), tuple(attrs["Tdense"])
-    ragged, splits = tuple(attrs.get("ragged_value_types", ())), tuple(attrs.get("ragged_split_types", ()))
-    if single:
+class _Asked(NamedTuple):
+    """Features that a node reads.
+
+    Attributes:
+        keys: Their names.
+        sparse: Types of sparse ones, which come first.
+        dense: Types of dense ones.
+        ragged: Types of values of ragged ones.
+        splits: Types of where their rows end.
+    """
+
+    keys: list[bytes]
+    sparse: tuple[str, ...]
+    dense: tuple[str, ...]
+    ragged: tuple[str, ...]
+    splits: tuple[str, ...]
+
+
+def _asked(node: HostNode) -> _Asked:
+    attrs, known = node.attrs, node.known
+    names = ("sparse_types", "Tdense", "ragged_value_types", "ragged_split_types")
+    sparse, dense, ragged, splits = (tuple(attrs.get(name, ())) for name in names)
+    named = known[2 : len(known) - len(dense)]
+    if "sparse_keys" in attrs:  # of one example alone
         keys = _texts([*attrs["sparse_keys"], *attrs["dense_keys"]])
-    elif any(value is None for value in known[2 : len(known) - len(dense)]):
+    elif any(value is None for value in named):
         raise NotOurs
     else:
-        keys = [key for value in known[2 : len(known) - len(dense)] if value is not None for key in value.reshape(-1)]
+        keys = [key for value in named if value is not None for key in value.reshape(-1)]
     types = (*sparse, *dense, *ragged)
     if len(keys) != len(types) or not set(types) <= set(_KINDS) or len(set(keys)) != len(keys):
         raise NotOurs
+    return _Asked(keys, sparse, dense, ragged, splits)
+
+
+def _features_in_memory(node: HostNode) -> NativeNode:
+    """The examples, the keys and the defaults of dense features; and types and shapes."""
+    keys, *types = _asked(node)
+    shapes = [
+        size
+        for shape in node.attrs["dense_shapes"]
+        for size in (len(shape), *(-1 if size is None else size for size in shape))
+    ]
+    names = [TYPES.index(name) for some in types for name in some]
+    defaults = range(len(node.known) - len(types[1]), len(node.known))
+    return NativeNode([*map(len, types[:3]), *names, *shapes], [0, objects(keys, (len(keys),)), *defaults])
+
+
+@host_op("ParseExampleV2", "ParseExample", "ParseSingleExample", native=_features_in_memory)
+def parse_example(node: HostNode) -> Run:
+    """Features of serialized examples: sparse ones, dense ones, and ragged ones."""
+    attrs, single = node.attrs, "sparse_keys" in node.attrs
+    keys, sparse, dense, ragged, splits = _asked(node)
+    types = (*sparse, *dense, *ragged)
 
     def run(serialized: Array, *more: Array) -> tuple[Array, ...]:
         check(serialized.ndim < 2, "serialized examples have one axis at most")

@@ -1,6 +1,6 @@
 """Hashes of strings as TensorFlow has them: FarmHash's Fingerprint64, SipHash, and TensorFlow's own; compiled where the wheel has it.
 
-The C beside it (host_ops.c) does the same for all strings of a tensor at once, and reads examples.
+The C beside it (host_ops.c) does the same for all strings of a tensor at once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import functools
 import itertools
 import struct
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ FARM, SIP, PLAIN = 0, 1, 2
 _BYTES_HEAD = 32
 """Bytes in front of what a `bytes` holds, on CPython of 64 bits."""
 _MASK = (1 << 64) - 1
-Made = TypeVar("Made", bound=np.generic)
 _K0, _K1, _K2 = 0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F
 
 
@@ -33,35 +32,33 @@ def native() -> Any:
     """The compiled library; None where it was not compiled, or where a `bytes` does not lie in memory as it takes it to."""
     try:
         library = ctypes.CDLL(str(HOST_OPS))
-    except OSError:
+        library.run_steps  # noqa: B018  # one that was compiled before there was this has other functions, too
+    except (OSError, AttributeError):
         return None
     address, count, data, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64
     library.looks_like.argtypes = (address, data, count)
     library.first_other.argtypes = (address, count, address)
     library.hash_strings.argtypes = (ctypes.c_int, address, count, address, number, number, number, address)
     library.fill_slots.argtypes = (address, count, address, number)
-    library.find_strings.argtypes = (address, count, address, number, address, count, address, address)
-    library.cross_columns.argtypes = (count, address, address, count, number, number, address, address)
-    library.scan_examples.argtypes = (data, data, count, data, data, data, count, address, address)
-    library.read_examples.argtypes = (data, count, count, data, address, address)
-    for name in ("first_other", "scan_examples", "hash_strings", "find_strings"):
+    library.fill_number_slots.argtypes = (address, count, count, address, number)
+    library.view_strings.argtypes = (address, count, address, address)
+    library.step_number.argtypes = (data,)
+    library.run_steps.argtypes = (address, address, address)
+    library.end_steps.argtypes = (address,)
+    for name in ("first_other", "hash_strings", "step_number"):
         getattr(library, name).restype = count
-    for name in ("fill_slots", "cross_columns", "read_examples"):
+    for name in ("fill_slots", "fill_number_slots", "end_steps"):
         getattr(library, name).restype = None
+    library.run_steps.restype = address
     sample = b"looks like this"
     if sys.implementation.name != "cpython" or bytes.__basicsize__ != _BYTES_HEAD + 1:
         return None
     return library if library.looks_like(id(sample), sample, len(sample)) else None
 
 
-def packed(items: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """The bytes of all strings behind each other, and the length of each as int64."""
-    return b"".join(items), struct.pack(f"{len(items)}q", *map(len, items))
-
-
 def all_bytes(texts: NDArray[Any]) -> bool:
     """True if all objects of an array are `bytes`."""
-    if (library := native()) is not None:
+    if texts.size > 32 and (library := native()) is not None:  # to call C takes as long as to look at these
         lying = np.ascontiguousarray(texts)
         return bool(library.first_other(lying.ctypes.data, lying.size, id(bytes)) < 0)
     return set(map(type, texts.reshape(-1).tolist())) <= {bytes}
@@ -76,17 +73,12 @@ def hashes(
         texts, made = np.ascontiguousarray(texts), np.empty(len(texts), np.uint64)
         place = texts.ctypes.data
         wrong = library.hash_strings(kind, place, len(texts), id(bytes), first, second, buckets, made.ctypes.data)
-        return _whole(made, texts, wrong)
+        if wrong >= 0:
+            raise TypeError(f"a string is a {type(texts[wrong]).__name__}")
+        return made
     function: Callable[[bytes], int] = {FARM: farm, PLAIN: plain}.get(kind, lambda text: sip(text, first, second))
     found = map(function, texts.tolist())
     return np.fromiter((one % buckets for one in found) if buckets else found, np.uint64, len(texts))
-
-
-def _whole(made: NDArray[Made], texts: NDArray[Any], wrong: int) -> NDArray[Made]:
-    """The result, where all objects were strings."""
-    if wrong >= 0:
-        raise TypeError(f"a string is a {type(texts[wrong]).__name__}")
-    return made
 
 
 class KeyPlaces:
@@ -94,36 +86,31 @@ class KeyPlaces:
 
     Args:
         keys: Strings, or whole numbers.
+
+    Attributes:
+        keys: They, one behind the other.
+        slots: Where the compiled search for each begins, as `fill_slots` has it; None where nothing is compiled, or there are too many.
     """
 
     def __init__(self, keys: NDArray[Any]) -> None:
-        self._count, self._keys = len(keys), np.ascontiguousarray(keys)
-        self._slots: NDArray[np.uint32] | None = None
-        self._dict: dict[Any, int] = {}
-        library = native() if keys.dtype.hasobject else None
-        if library is not None and len(keys) < 1 << 31:
-            self._slots = np.zeros(1 << (2 * len(keys)).bit_length(), np.uint32)
-            library.fill_slots(self._keys.ctypes.data, len(keys), self._slots.ctypes.data, len(self._slots) - 1)
-        else:
-            self._dict = {key: place for place, key in enumerate(keys.tolist())}
+        self.keys = np.ascontiguousarray(keys)
+        self.slots: NDArray[np.int32] | None = None
+        library, texts = native(), keys.dtype.hasobject
+        if library is not None and len(keys) < 1 << 30 and (texts or keys.dtype in (np.int32, np.int64)):
+            self.slots = np.zeros(1 << (2 * len(keys)).bit_length(), np.int32)
+            fill = (self.keys.ctypes.data, len(keys), self.slots.ctypes.data, len(self.slots) - 1)
+            if texts:
+                library.fill_slots(*fill)
+            else:
+                library.fill_number_slots(fill[0], keys.itemsize == 8, *fill[1:])
+
+    @functools.cached_property
+    def _dict(self) -> dict[Any, int]:
+        return {key: place for place, key in enumerate(self.keys.tolist())}
 
     def of(self, asked: NDArray[Any]) -> NDArray[np.int64]:
         """The place of each element of a flat array, the number of keys where it is none of them."""
-        if self._slots is None:
-            get = self._dict.get
-            return np.array([*map(get, asked.tolist(), itertools.repeat(self._count))], np.int64)
-        asked, made = np.ascontiguousarray(asked), np.empty(len(asked), np.int64)
-        wrong = native().find_strings(
-            self._keys.ctypes.data,
-            self._count,
-            self._slots.ctypes.data,
-            len(self._slots) - 1,
-            asked.ctypes.data,
-            len(asked),
-            id(bytes),
-            made.ctypes.data,
-        )
-        return _whole(made, asked, wrong)
+        return np.array([*map(self._dict.get, asked.tolist(), itertools.repeat(len(self.keys)))], np.int64)
 
 
 def concatenated(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -147,23 +147,8 @@ int64_t hash_strings(int kind, const Text *const *items, int64_t count, const vo
   return -1;
 }
 
-/* The number of each string among some keys, `keys` for those that are none of them. `slots`, a power of two with room to spare, has
-   the number of a key + 1 where the search for it begins, or behind; 0 where nothing is. Gives the number of the first object that is no
-   string, or -1. */
-int64_t find_strings(const Text *const *keys, int64_t count, const uint32_t *slots, u64 last_slot, const Text *const *items,
-                     int64_t asked, const void *type, int64_t *made) {
-  for (int64_t i = 0; i < asked; i++) {
-    const Text *item = items[i];
-    if (item->type != type) return i;
-    u64 slot = farm(item->data, item->size) & last_slot;
-    uint32_t key;
-    while ((key = slots[slot]) && !looks_like(keys[key - 1], item->data, item->size)) slot = (slot + 1) & last_slot;
-    made[i] = key ? key - 1 : count;
-  }
-  return -1;
-}
-
-/* Fills the slots for keys, all of them different. */
+/* Slots for keys, all of them different. `slots`, a power of two with room to spare, gets the number of a key + 1 where the search for it
+   begins, or behind; 0 where nothing is. */
 void fill_slots(const Text *const *keys, int64_t count, uint32_t *slots, u64 last_slot) {
   for (int64_t i = 0; i < count; i++) {
     u64 slot = farm(keys[i]->data, keys[i]->size) & last_slot;
@@ -174,7 +159,7 @@ void fill_slots(const Text *const *keys, int64_t count, uint32_t *slots, u64 las
 
 /* All combinations of the values of each row, one of each column, the last changing fastest: their fingerprints modulo `buckets`, and
    (row, number in it) of each. starts[column][row] is the first value of a row, starts[column][rows] the end. */
-void cross_columns(int64_t columns, const u64 *const *values, const int64_t *const *starts, int64_t rows, u64 salt, u64 buckets,
+static void cross_columns(int64_t columns, const u64 *const *values, const int64_t *const *starts, int64_t rows, u64 salt, u64 buckets,
                    int64_t *indices, u64 *made) {
   const u64 mul = 0xc6a4a7935bd1e995ULL;
   for (int64_t row = 0; row < rows; row++) {
@@ -199,6 +184,9 @@ void cross_columns(int64_t columns, const u64 *const *values, const int64_t *con
 
 /* A message's bytes, from `p` on. */
 typedef struct { const uint8_t *p, *end; } Bytes;
+
+/* A string: where it lies, and its length. */
+typedef struct { const uint8_t *p; int64_t n; } View;
 
 static int varint(Bytes *in, u64 *value) {
   *value = 0;
@@ -227,16 +215,16 @@ static int field(Bytes *in, u64 *tag, Bytes *inner, u64 *value) {
   return 1;
 }
 
-/* The values of a list; where `values` is given they are written there: floats, integers, or for bytes the first and the end of each.
-   Gives how many there are, or -1 where the list is damaged. */
-static int64_t read_list(const uint8_t *data, Bytes list, int64_t kind, uint8_t *values) {
+/* The values of a list; where `values` is given they are written there: floats, integers, or for bytes where each lies and its
+   length. Gives how many there are, or -1 where the list is damaged. */
+static int64_t read_list(Bytes list, int64_t kind, uint8_t *values) {
   int64_t total = 0;
   Bytes part;
   u64 tag, value;
   while (list.p < list.end) {
     if (!field(&list, &tag, &part, &value)) return -1;
     if (kind == 1 && tag == 10) {
-      if (values) ((int64_t *)values)[2 * total] = part.p - data, ((int64_t *)values)[2 * total + 1] = part.end - data;
+      if (values) ((View *)values)[total].p = part.p, ((View *)values)[total].n = part.end - part.p;
       total++;
     } else if (kind == 2 && (tag == 10 || tag == 13)) {
       int64_t size = part.end - part.p;
@@ -256,68 +244,4 @@ static int64_t read_list(const uint8_t *data, Bytes list, int64_t kind, uint8_t 
   return total;
 }
 
-/* Where the list of each feature lies: found[key][row] = kind (1 bytes, 2 floats, 3 integers, 0 none), first byte, end, values. A list of
-   another kind than the key's is left alone. totals[key] = values of all rows, the most of a row, rows with a list of another kind.
-   Gives the number of the first row that is no Example, or -1. */
-int64_t scan_examples(const uint8_t *data, const int64_t *sizes, int64_t rows, const uint8_t *keys, const int64_t *key_sizes,
-                      const int64_t *kinds, int64_t count, int64_t *found, int64_t *totals) {
-  const uint8_t *start = data;
-  for (int64_t row = 0; row < rows; start += sizes[row++]) {
-    Bytes example = {start, start + sizes[row]}, features, entry, part;
-    u64 tag, value;
-    while (example.p < example.end) {
-      if (!field(&example, &tag, &features, &value)) return row;
-      if (tag != 10) continue;
-      while (features.p < features.end) {
-        if (!field(&features, &tag, &entry, &value)) return row;
-        if (tag != 10) continue;
-        Bytes key = {data, data}, feature = {data, data}, list = {data, data};
-        while (entry.p < entry.end) {
-          if (!field(&entry, &tag, &part, &value)) return row;
-          if (tag == 10) key = part;
-          if (tag == 18) feature = part;
-        }
-        int64_t kind = 0, which = 0;
-        while (feature.p < feature.end) {
-          if (!field(&feature, &tag, &part, &value)) return row;
-          if (tag == 10 || tag == 18 || tag == 26) kind = tag >> 3, list = part;
-        }
-        const uint8_t *name = keys;
-        while (which < count && (key_sizes[which] != key.end - key.p || memcmp(name, key.p, key.end - key.p))) name += key_sizes[which++];
-        if (which == count) continue;
-        int64_t *place = found + (which * rows + row) * 4;
-        place[0] = kind, place[1] = list.p - data, place[2] = list.end - data;
-      }
-    }
-    for (int64_t which = 0; which < count; which++) {
-      int64_t *place = found + (which * rows + row) * 4, *total = totals + 3 * which;
-      if (!place[0]) continue;
-      if (place[0] != kinds[which]) {
-        total[2]++;
-        continue;
-      }
-      Bytes list = {data + place[1], data + place[2]};
-      if ((place[3] = read_list(data, list, place[0], 0)) < 0) return row;
-      total[0] += place[3];
-      if (place[3] > total[1]) total[1] = place[3];
-    }
-  }
-  return -1;
-}
-
-/* Values of all features, each behind the other: of each key those of all rows (8 bytes each, 4 of floats, 16 of bytes, up to the next
-   multiple of 8), and behind them (row, number in it) of each. */
-void read_examples(const uint8_t *data, int64_t rows, int64_t count, const int64_t *kinds, const int64_t *found, uint8_t *values) {
-  for (int64_t which = 0; which < count; which++) {
-    const int64_t *lists = found + which * rows * 4, width = kinds[which] == 1 ? 16 : kinds[which] == 2 ? 4 : 8;
-    int64_t total = 0;
-    for (int64_t row = 0; row < rows; row++) {
-      Bytes list = {data + lists[4 * row + 1], data + lists[4 * row + 2]};
-      if (lists[4 * row]) read_list(data, list, kinds[which], values + total * width);
-      total += lists[4 * row + 3];
-    }
-    values += (total * width + 7) / 8 * 8;
-    for (int64_t row = 0; row < rows; row++)
-      for (int64_t i = 0; i < lists[4 * row + 3]; i++, values += 16) ((int64_t *)values)[0] = row, ((int64_t *)values)[1] = i;
-  }
-}
+#include "host_steps.c"

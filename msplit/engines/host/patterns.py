@@ -11,7 +11,7 @@ import re2
 from numpy.typing import NDArray
 
 from msplit.engines.host.strings import each
-from msplit.engines.host.table import HostNode, NotOurs, Run, host_op
+from msplit.engines.host.table import HostNode, NativeNode, NotOurs, Run, as_bytes, host_op
 
 _RE2 = getattr(re2, "_re2", None)
 """RE2 itself: its Python face takes text for UTF-8 only where it is `str`, which strings of a model need not be."""
@@ -28,7 +28,7 @@ def _compiled(pattern: str | bytes) -> Callable[[bytes, int, bool], list[tuple[i
         raise NotOurs
     options = _RE2.RE2.Options()
     options.log_errors = False
-    found = _RE2.RE2(pattern.encode() if isinstance(pattern, str) else pattern, options)
+    found = _RE2.RE2(as_bytes(pattern), options)
     if not found.ok():
         raise NotOurs
     free, whole = _RE2.RE2.Anchor.UNANCHORED, _RE2.RE2.Anchor.ANCHOR_BOTH
@@ -51,12 +51,32 @@ def _step(text: bytes, place: int) -> int:
     return 1
 
 
-@host_op("StaticRegexReplace")
+_BYTES = re.compile(rb"\[(?!\^)([\x20-\x5a\x5e-\x7e]|\\[^a-zA-Z0-9\x80-\xff])+\]")
+"""One of some characters of ASCII, such as Keras' punctuation: a byte of its own wherever it is."""
+
+
+def _replaced_bytes(node: HostNode) -> list[int] | None:
+    """What becomes of each byte, -1 for none, where a pattern is one byte and is replaced everywhere by one, or by nothing."""
+    pattern, rewrite = (as_bytes(node.attrs[name]) for name in ("pattern", "rewrite"))
+    if not _BYTES.fullmatch(pattern) or len(rewrite) > 1 or rewrite == b"\\" or not node.attrs["replace_global"]:
+        return None
+    match = _compiled(pattern)
+    return [(*rewrite, -1)[0] if byte < 128 and match(bytes([byte]), 0, True) else byte for byte in range(256)]
+
+
+def _table_of_bytes(node: HostNode) -> NativeNode | None:
+    found = _replaced_bytes(node)
+    return None if found is None else NativeNode(found)
+
+
+@host_op("StaticRegexReplace", native=_table_of_bytes)
 def replace(node: HostNode) -> Run:
     """What matches a pattern replaced, everywhere or where it comes first; \\1 in the replacement is what the first group matched."""
+    if (table := _replaced_bytes(node)) is not None:
+        changed, gone = bytes(max(byte, 0) for byte in table), bytes(byte for byte in range(256) if table[byte] < 0)
+        return lambda texts: each(lambda text: text.translate(changed, gone), texts)
     match, everywhere = _compiled(node.attrs["pattern"]), bool(node.attrs["replace_global"])
-    rewrite = node.attrs["rewrite"]
-    rewrite = rewrite.encode() if isinstance(rewrite, str) else rewrite
+    rewrite = as_bytes(node.attrs["rewrite"])
     if b"\\" in _REWRITTEN.sub(b"", rewrite):
         raise NotOurs
     groups = max([int(one) for one in _REWRITTEN.findall(rewrite) if one != b"\\"], default=0)

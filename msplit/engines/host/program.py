@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
 from msplit.engines.host.hashing import all_bytes
+from msplit.engines.host.native import HostStep, parts_of
 from msplit.engines.host.strings import LookupTable
 from msplit.engines.host.table import HostNode, NotOurs, Run, host_ops
 from msplit.errors import EngineError, InvalidInput, LoadError
@@ -65,15 +66,6 @@ class HostGraph:
         )
 
 
-class _Step(NamedTuple):
-    """A node that runs, with the places of its inputs and outputs among all values."""
-
-    function: Run
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    node: HostNode
-
-
 _PROGRAMS: WeakValueDictionary[bytes, HostProgram] = WeakValueDictionary()
 """By hash of what they run."""
 
@@ -91,7 +83,7 @@ class HostProgram:
 
     def __init__(self, graph: HostGraph, lower: Lower) -> None:
         self.missing: dict[str, list[str]] = {}
-        self._steps: list[_Step] = []
+        self._steps: list[HostStep] = []
         self._place: dict[str, int] = {}
         self._values: list[Any] = []
         nodes = {node.name: node for node in graph.graph_def.node}
@@ -104,6 +96,7 @@ class HostProgram:
         ]
         self._inputs = tuple(graph.feeds)
         self._fetches = {name: self._place[_key(tensor)] for name, tensor in graph.fetches.items()}
+        self._parts = parts_of(self._steps, self._values, {*self._fetches.values()}) if not self.missing else []
 
     @classmethod
     def of(cls, graph: HostGraph, lower: Lower) -> HostProgram:
@@ -141,13 +134,15 @@ class HostProgram:
             known = tuple(found if isinstance(found := self._values[place], np.ndarray) else None for place in inputs)
             table = self._values[inputs[0]] if inputs else None
             bound = HostNode(node.name, node.op, attrs, known, table if isinstance(table, LookupTable) else None)
-            function = bind(bound, lower)
+            function = own = bind(bound)
+            if function is None and not bound.handles_strings:
+                function = lower(bound)
             if function is None:
                 self.missing.setdefault(node.op, []).append(node.name)
             count = schema.output_count(node.op, attrs) or 0
             outputs = tuple(self._new(f"{node.name}:{port}") for port in range(count))
             if function is not None:
-                self._steps.append(_Step(function, inputs, outputs, bound))
+                self._steps.append(HostStep(function, inputs, outputs, bound, own is not None))
 
     def step(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Runs all steps on the inputs: outputs by name, of the caller's own.
@@ -164,13 +159,16 @@ class HostProgram:
         step = None
         try:
             with np.errstate(all="ignore"):
-                for step in self._steps:
-                    made = step.function(*[values[place] for place in step.inputs])
-                    if type(made) is tuple:
-                        for place, value in zip(step.outputs, made, strict=True):
-                            values[place] = value
-                    else:
-                        values[step.outputs[0]] = made
+                for part in self._parts:
+                    if part.native is not None and part.native(values):
+                        continue
+                    for step in part.steps:
+                        made = step.function(*[values[place] for place in step.inputs])
+                        if type(made) is tuple:
+                            for place, value in zip(step.outputs, made, strict=True):
+                                values[place] = value
+                        else:
+                            values[step.outputs[0]] = made
         except (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError) as problem:
             assert step is not None
             reason = next(iter(str(problem).splitlines()), type(problem).__name__)
@@ -182,15 +180,13 @@ class HostProgram:
         return {name: np.array(values[place]) for name, place in self._fetches.items()}
 
 
-def bind(node: HostNode, lower: Lower) -> Run | None:
-    """The function of a node; None where only TensorFlow can run it."""
+def bind(node: HostNode) -> Run | None:
+    """The function of a node in the table; None where there is none for it."""
     own = host_ops().get(node.op)
-    if own is not None:
-        try:
-            return own(node)
-        except (NotOurs, ValueError, TypeError, LoadError, KeyError):
-            pass
-    return None if node.handles_strings else lower(node)
+    try:
+        return None if own is None else own(node)
+    except (NotOurs, ValueError, TypeError, LoadError, KeyError):
+        return None
 
 
 def as_input(name: str, value: Any, dtype: str) -> NDArray[Any]:

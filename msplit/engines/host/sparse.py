@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import struct
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.host.hashing import concatenated, hashes, native
-from msplit.engines.host.table import HostNode, NotOurs, Run, as_bytes, check, host_op, objects
+from msplit.engines.host.hashing import concatenated, hashes
+from msplit.engines.host.table import HostNode, NativeNode, NotOurs, Run, as_bytes, check, host_op, objects
 
 Array = NDArray[Any]
-
-_SORTED = 64
-"""Numbers from which on it is faster to sort them than to keep a dictionary."""
 
 
 def _places(indices: Array, shape: list[int]) -> Array:
@@ -24,14 +20,20 @@ def _places(indices: Array, shape: list[int]) -> Array:
     return np.asarray(np.ravel_multi_index(tuple(indices.T), tuple(shape)))
 
 
-@host_op("SparseToDense")
+def _counted(numbers: Array, rows: int) -> Array:
+    """How often each row's number is there. `numpy.bincount` would write to memory that is not its own for 2**63 - 1."""
+    check(((numbers >= 0) & (numbers < rows)).all(), "an index is out of bounds")
+    return np.bincount(numbers, minlength=rows)
+
+
+@host_op("SparseToDense", native="validate_indices")
 def sparse_to_dense(node: HostNode) -> Run:
     """A dense tensor of values at indices, and a default elsewhere."""
     strict = bool(node.attrs["validate_indices"])
 
     def run(indices: Array, shape: Array, values: Array, default: Array) -> Array:
         sizes = shape.tolist()
-        made = np.full(sizes, default[()], values.dtype)
+        made = np.full(sizes, default, values.dtype)
         if indices.size:
             places = _places(indices.reshape(-1, len(sizes)), sizes)
             check(not strict or (places[1:] > places[:-1]).all(), "indices are out of order, or repeated")
@@ -41,7 +43,7 @@ def sparse_to_dense(node: HostNode) -> Run:
     return run
 
 
-@host_op("SparseReshape")
+@host_op("SparseReshape", native="")
 def sparse_reshape(node: HostNode) -> Run:
     """The indices of a sparse tensor in another shape, of which one size may be -1; and that shape."""
 
@@ -63,22 +65,21 @@ def sparse_reshape(node: HostNode) -> Run:
     return run
 
 
-@host_op("SparseFillEmptyRows")
+@host_op("SparseFillEmptyRows", native="")
 def fill_empty_rows(node: HostNode) -> Run:
     """A sparse tensor with a default in each row that has nothing; which rows had none; and where each value went."""
 
     def run(indices: Array, values: Array, shape: Array, default: Array) -> tuple[Array, ...]:
         rows = int(shape[0])
         first = indices[:, 0]
-        check(((first >= 0) & (first < rows)).all(), "an index is out of bounds")
-        empty = np.bincount(first, minlength=rows)[:rows] == 0
+        empty = _counted(first, rows) == 0
         if not empty.any() and (first[1:] >= first[:-1]).all():
             return indices, values, empty, np.arange(len(values))
         missing = np.flatnonzero(empty)
         more = np.zeros((len(missing), indices.shape[1]), np.int64)
         more[:, 0] = missing
         order = np.argsort(np.concatenate([first, missing]), kind="stable")
-        filled = np.concatenate([values, np.full(len(missing), default[()], values.dtype)])
+        filled = np.concatenate([values, np.full(len(missing), default, values.dtype)])
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         return np.concatenate([indices, more])[order], filled[order], empty, back[: len(values)]
@@ -86,13 +87,13 @@ def fill_empty_rows(node: HostNode) -> Run:
     return run
 
 
-@host_op("Where")
+@host_op("Where", native="")
 def where(node: HostNode) -> Run:
     """Indices of what is not zero."""
     return lambda x: np.argwhere(x).astype(np.int64)
 
 
-@host_op("Unique")
+@host_op("Unique", native="out_idx")
 def unique(node: HostNode) -> Run:
     """Distinct values in the order of their first appearance, and for each value its number among them."""
     dtype = node.dtype("out_idx")
@@ -101,12 +102,6 @@ def unique(node: HostNode) -> Run:
 
     def run(x: Array) -> tuple[Array, Array]:
         check(x.ndim == 1, "values to make distinct have one axis")
-        if len(x) > _SORTED and not x.dtype.hasobject:
-            values, first, of = np.unique(x, return_index=True, return_inverse=True)
-            order = np.argsort(first)
-            rank = np.empty(len(order), dtype)
-            rank[order] = np.arange(len(order))
-            return values[order], rank[of]
         seen: dict[Any, int] = {}
         number = [seen.setdefault(value, len(seen)) for value in x.tolist()]
         kept = objects([*seen], (len(seen),)) if x.dtype.hasobject else np.array([*seen], x.dtype)
@@ -115,7 +110,13 @@ def unique(node: HostNode) -> Run:
     return run
 
 
-@host_op("RaggedTensorToTensor")
+def _one_ragged_axis(node: HostNode) -> NativeNode | None:
+    """Which of the two ways there are to say where rows end; None where there are several ragged axes."""
+    kinds = node.attrs["row_partition_types"]
+    return NativeNode([len(kinds) - 1]) if len(kinds) == 1 + (kinds[0] == "FIRST_DIM_SIZE") else None
+
+
+@host_op("RaggedTensorToTensor", native=_one_ragged_axis)
 def ragged_to_tensor(node: HostNode) -> Run:
     """A dense tensor of ragged rows, cut or filled up with a default. Rows by their splits, or by the row of each value."""
     kinds = tuple(node.attrs["row_partition_types"])
@@ -128,7 +129,7 @@ def ragged_to_tensor(node: HostNode) -> Run:
         rows = int(parts[0]) if by_rows else len(parts[0]) - 1
         sizes = [rows]
         for part in parts[by_rows:]:
-            count = np.bincount(part, minlength=rows) if by_rows else np.diff(part)
+            count = _counted(part, rows) if by_rows else np.diff(part)
             counts.append(count)
             sizes.append(int(count.max(initial=0)))
             rows = int(count.sum())
@@ -136,7 +137,7 @@ def ragged_to_tensor(node: HostNode) -> Run:
         wanted = shape.tolist() if shape.ndim else [-1] * (len(sizes) + values.ndim - 1)
         inner = values.shape[1:]
         sizes = [size if given < 0 else given for size, given in zip(sizes, wanted, strict=False)]
-        made = np.full((*sizes, *inner), default if default.ndim else default[()], values.dtype)
+        made = np.full((*sizes, *inner), default, values.dtype)
         index, keep = [np.arange(len(counts[0]))], np.ones(len(counts[0]), bool)
         for count in counts:
             column = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
@@ -198,6 +199,8 @@ def ngrams(node: HostNode) -> Run:
         if not len(splits):
             return data[:0], splits
         _lengths(splits, len(data))
+        if not len(data):  # TensorFlow pads empty rows, but not where all are
+            return data, np.zeros_like(splits)
         found = [of(data[start:end].tolist()) for start, end in itertools.pairwise(splits)]
         ends = np.cumsum([0, *map(len, found)], dtype=splits_type)
         return objects([text for row in found for text in row], (int(ends[-1]),)), ends
@@ -205,7 +208,7 @@ def ngrams(node: HostNode) -> Run:
     return run
 
 
-@host_op("SparseCross")
+@host_op("SparseCross", native="N num_buckets hash_key")
 def sparse_cross(node: HostNode) -> Run:
     """All combinations of the features of each row, one of each column, hashed: a sparse tensor."""
     attrs = node.attrs
@@ -222,22 +225,13 @@ def sparse_cross(node: HostNode) -> Run:
         indices, values, shapes = inputs[:count], inputs[count : 2 * count], inputs[2 * count : 3 * count]
         rows = int(shapes[0][0]) if count else len(inputs[-1])
         columns = [column(value) for value in (*values, *inputs[len(inputs) - dense :])]
-        starts = [np.append(0, np.cumsum(np.bincount(index[:, 0], minlength=rows))) for index in indices]
+        starts = [np.append(0, np.cumsum(_counted(index[:, 0], rows))) for index in indices]
         starts += [np.arange(rows + 1) * value.shape[1] for value in inputs[len(inputs) - dense :] if dense]
         total, last = np.diff(starts[0]), buckets or np.iinfo(np.int64).max
         for start in starts[1:]:
             total = total * np.diff(start)
         size = int(total.sum())
         shape = np.array([rows, total.max(initial=0)], np.int64)
-        if (library := native()) is not None:
-            places, made = np.empty((size, 2), np.int64), np.empty(size, np.int64)
-            of_values, of_starts = (
-                struct.pack(f"{len(some)}P", *(one.ctypes.data for one in some)) for some in (columns, starts)
-            )
-            library.cross_columns(
-                len(columns), of_values, of_starts, rows, int(salt), last, places.ctypes.data, made.ctypes.data
-            )
-            return places, made, shape
         row = np.repeat(np.arange(rows), total)
         number = np.arange(size) - np.repeat(np.cumsum(total) - total, total)
         hashed, left, picks = np.full(size, salt, np.uint64), number, []
@@ -252,7 +246,7 @@ def sparse_cross(node: HostNode) -> Run:
     return run
 
 
-@host_op("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+@host_op("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN", native="")
 def sparse_segments(node: HostNode) -> Run:
     """Rows of a table, summed per segment, of which the ids do not decrease."""
     if node.dtype("T") not in ("float32", "float64"):
@@ -269,8 +263,12 @@ def sparse_segments(node: HostNode) -> Run:
         sums = np.add.reduceat(data.take(indices, 0), first, 0)
         if node.op != "SparseSegmentSum":
             counts = np.diff(np.append(first, len(ids))).astype(data.dtype)
-            counts = counts if node.op.endswith("Mean") else np.sqrt(counts)
-            sums /= counts.reshape(-1, *[1] * (data.ndim - 1))
+            few, by = counts < 10, counts if node.op.endswith("Mean") else np.sqrt(counts)
+            columns = (-1, *[1] * (data.ndim - 1))
+            sums *= np.where(few, 1 / by, 1).astype(data.dtype).reshape(columns)
+            sums /= (
+                np.where(few, 1, by).astype(data.dtype).reshape(columns)
+            )  # TensorFlow multiplies where there are few
         made[ids[first]] = sums
         return made
 

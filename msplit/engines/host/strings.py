@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.host.hashing import FARM, PLAIN, SIP, KeyPlaces, all_bytes, hashes
-from msplit.engines.host.table import HostNode, NotOurs, Run, as_bytes, check, host_op, objects
+from msplit.engines.host.table import HostNode, NativeNode, NotOurs, Run, as_bytes, check, host_op, objects
 
 Array = NDArray[Any]
 
@@ -26,7 +26,7 @@ def each(function: Callable[[Any], Any], texts: Array) -> Array:
     return objects([function(text) for text in texts.reshape(-1).tolist()], texts.shape)
 
 
-@host_op("StringLower", "StringUpper")
+@host_op("StringLower", "StringUpper", native="!encoding")
 def change_case(node: HostNode) -> Run:
     """Lower or upper case of ASCII, or of Unicode where the attribute says UTF-8. That ends at a zero byte, as in TensorFlow."""
     lower = node.op == "StringLower"
@@ -42,7 +42,7 @@ def change_case(node: HostNode) -> Run:
     return lambda texts: each(one, texts)
 
 
-@host_op("StringStrip")
+@host_op("StringStrip", native="")
 def strip(node: HostNode) -> Run:
     """Strings without white space around them."""
     return lambda texts: each(bytes.strip, texts)
@@ -110,7 +110,7 @@ def _listed(rows: Sequence[list[bytes]]) -> tuple[Array, Array, Array]:
     return np.stack([row, column], 1), values, np.array([len(rows), counts.max(initial=0)], np.int64)
 
 
-@host_op("StringSplitV2")
+@host_op("StringSplitV2", native=lambda node: None if node.attrs["maxsplit"] >= 0 else NativeNode(()))
 def split_v2(node: HostNode) -> Run:
     """The pieces of each string, as a sparse tensor."""
     most = int(node.attrs["maxsplit"])
@@ -224,7 +224,7 @@ def as_string(node: HostNode) -> Run:
     return lambda x: each(one, x)
 
 
-@host_op("StringToHashBucketFast", "StringToHashBucketStrong", "StringToHashBucket")
+@host_op("StringToHashBucketFast", "StringToHashBucketStrong", "StringToHashBucket", native="num_buckets key")
 def to_hash_bucket(node: HostNode) -> Run:
     """A number below `num_buckets` for each string: FarmHash, SipHash with the key of the attribute, or TensorFlow's own hash."""
     buckets = int(node.attrs["num_buckets"])
@@ -253,14 +253,27 @@ class LookupTable:
         self.values, self.places = values, KeyPlaces(keys)
 
 
-@host_op("LookupTableFindV2")
-def find(node: HostNode) -> Run:
-    """The value of each key, a default for those that are not in the table."""
+def _with_default(node: HostNode) -> tuple[LookupTable, Array]:
+    """A node's table, and its values with the default of the node behind them."""
     table, default = node.table, node.known[-1] if node.known else None
     if not isinstance(table, LookupTable) or default is None or default.size != 1:
         raise NotOurs
     values = np.empty(len(table.values) + 1, table.values.dtype)
     values[:-1], values[-1] = table.values, default.item()
+    return table, values
+
+
+def _table_in_memory(node: HostNode) -> NativeNode | None:
+    """The table for C: where to begin a search, keys and values."""
+    table, values = _with_default(node)
+    slots = table.places.slots
+    return None if slots is None else NativeNode([], [slots, table.places.keys, 1, values])
+
+
+@host_op("LookupTableFindV2", native=_table_in_memory)
+def find(node: HostNode) -> Run:
+    """The value of each key, a default for those that are not in the table."""
+    table, values = _with_default(node)
     return lambda _, keys, __: values.take(table.places.of(keys.reshape(-1))).reshape(keys.shape)
 
 

@@ -13,7 +13,7 @@ reason; a node that the function is not made for raises `NotOurs` when it is bou
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -28,6 +28,10 @@ Run = Callable[..., Any]
 
 MODULES = ("arrays", "examples", "patterns", "sparse", "strings")
 """Modules of this package that define ops."""
+
+
+TYPES = ("bool", "int32", "int64", "float32", "float64", "string")
+"""Types that the functions in C take, in the order of their numbers there."""
 
 
 class NotOurs(Exception):
@@ -61,17 +65,43 @@ class HostNode:
         return any("string" in (some or ("string",)) for some in types)
 
 
+@dataclass(frozen=True, eq=False)
+class NativeNode:
+    """A node as its function in C sees it.
+
+    Attributes:
+        attrs: Whole numbers.
+        inputs: Numbers of the node's data inputs, and constants; None for all its inputs as they are.
+    """
+
+    attrs: Sequence[int]
+    inputs: Sequence[int | NDArray[Any]] | None = None
+
+
+NativeForm = str | Callable[[HostNode], NativeNode | None]
+"""What an op's function in C has to know of a node: names of attributes, or what gives it, None where C is not made for the node."""
+
 _TABLE: dict[str, Callable[[HostNode], Run]] = {}
+_NATIVE: dict[str, NativeForm] = {}
 
 
-def host_op(*ops: str) -> Callable[[Callable[[HostNode], Run]], Callable[[HostNode], Run]]:
-    """Registers the function that binds nodes of the named ops."""
+def host_op(
+    *ops: str, native: NativeForm | None = None
+) -> Callable[[Callable[[HostNode], Run]], Callable[[HostNode], Run]]:
+    """Registers the function that binds nodes of the named ops.
+
+    Args:
+        ops: The ops.
+        native: What their function in host_steps.c has to know, where there is one.
+    """
 
     def register(bind: Callable[[HostNode], Run]) -> Callable[[HostNode], Run]:
         for op in ops:
             if op in _TABLE:
                 raise ValueError(f"{op} is in the table of host ops already")
             _TABLE[op] = bind
+            if native is not None:
+                _NATIVE[op] = native
         return bind
 
     return register
@@ -83,6 +113,12 @@ def host_ops() -> Mapping[str, Callable[[HostNode], Run]]:
     for module in MODULES:
         import_module(f"msplit.engines.host.{module}")  # they register themselves here
     return _TABLE
+
+
+def native_forms() -> Mapping[str, NativeForm]:
+    """What C has to know of a node, by op."""
+    host_ops()
+    return _NATIVE
 
 
 def as_bytes(value: str | bytes) -> bytes:

@@ -449,6 +449,17 @@ def lists(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
     # A fixed number of each row.
     yield split.to_tensor("-", shape=[None, 3]), 1
     yield tf.strings.ngrams(split, 2).to_tensor("-", shape=[None, 2]), 1
+    padded = raw.StringNGrams(
+        data=split.flat_values,
+        data_splits=split.row_splits,
+        separator=" ",
+        ngram_widths=[2],
+        left_pad="<",
+        right_pad=">",
+        pad_width=1,
+        preserve_short_sequences=False,
+    )
+    yield tf.RaggedTensor.from_row_splits(*padded).to_tensor("-", shape=[None, 2]), "not where all are"
     yield words.to_tensor("-", shape=[None, 3]), 1
     yield tf.strings.unicode_decode(text, "UTF-8").to_tensor(0, shape=[None, 3]), 1
     yield tf.strings.bytes_split(text).to_tensor("", shape=[None, 3]), 1

@@ -1,4 +1,4 @@
-"""Host ops beside TensorFlow's own kernels."""
+"""Host ops beside TensorFlow's own kernels, in NumPy and in C."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
+from msplit.engines.host.native import HostStep, parts_of
 from msplit.engines.host.table import HostNode, host_ops
 from msplit.errors import MsplitError
 from msplit.formats.decode import NodeAttrs
@@ -70,12 +71,42 @@ def ours(graph: Any, node: Any) -> Any:
     assert info is not None
     inputs = [values[tensor.op.name] for tensor in node.inputs]
     attrs = info.filled(NodeAttrs(node.node_def.attr))
+    host_node = HostNode(node.name, node.type, attrs, tuple(inputs))
     try:
-        bound = host_ops()[node.type](HostNode(node.name, node.type, attrs, tuple(inputs)))
+        bound = host_ops()[node.type](host_node)
         made = bound(*inputs)
     except (ValueError, IndexError, TypeError, MsplitError):
-        return REFUSED
-    return list(made) if isinstance(made, tuple) else [made]
+        made = None
+    else:
+        made = list(made) if isinstance(made, tuple) else [made]
+    compiled = in_c(host_node, inputs, len(node.outputs))
+    if compiled is not None:
+        same(compiled, REFUSED if made is None else made, node.type)
+    return REFUSED if made is None else made
+
+
+def in_c(node: HostNode, inputs: list[NDArray[Any]], outputs: int) -> Any:
+    """What the function in C gives for a node, or REFUSED; None where it is not made for the node, or nothing is compiled."""
+    places = range(len(inputs)), range(len(inputs), len(inputs) + outputs)
+    step = HostStep(lambda: None, tuple(places[0]), tuple(places[1]), node)
+    (part,) = parts_of([step], [None] * (len(inputs) + outputs), {*places[1]})
+    if part.native is None:
+        return None
+    values = [*inputs, *[None] * outputs]
+    return values[len(inputs) :] if part.native(values) else REFUSED
+
+
+def same(found: Any, expected: Any, said: Any) -> None:
+    """Holds values with types and shapes against others, or that both were refused."""
+    assert isinstance(found, str) == isinstance(expected, str), (said, found, expected)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, str):
+            continue
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), said
+        if other.dtype == object:
+            assert one.tolist() == other.tolist(), said
+        else:
+            np.testing.assert_array_equal(one, other, str(said))
 
 
 def agree(op: str, *, stricter: bool = False, **given: Any) -> Any:
@@ -93,13 +124,7 @@ def agree(op: str, *, stricter: bool = False, **given: Any) -> Any:
     if isinstance(expected, str) or isinstance(found, str):
         assert type(found) is type(expected) or (stricter and found == REFUSED), (op, given, expected, found)
         return found
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape), (op, given)
-        if other.dtype == object:
-            assert one.tolist() == other.tolist(), (op, given)
-        else:
-            np.testing.assert_array_equal(one, other)
+    same(found, expected, (op, given))
     return found
 
 

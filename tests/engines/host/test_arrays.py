@@ -43,6 +43,7 @@ def test_pieces_and_copies(x):
     agree("Tile", input=x, multiples=np.array([2, 0]))
     agree("Slice", input=x, begin=np.array([1, 0]), size=np.array([-1, 2]))
     agree("Fill", dims=np.array([2, 3]), value=np.array(x[1, 1], x.dtype))
+    agree("Fill", dims=np.array([2]), value=np.array(b"\0a\0", object))  # of which NumPy's own strings lose the end
 
 
 @settings(max_examples=examples(25, 100), deadline=None)

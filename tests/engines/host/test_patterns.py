@@ -25,6 +25,8 @@ PATTERNS = [
     r"\bab\b",
     "(?i)AB",
     "x*",
+    "[!a-]",
+    r"[ -\]]",
     r"[!\"#$%&()\*\+,-\./:;<=>?@\[\\\]^_`{|}~\']",
 ]
 TEXTS = st.text("ab xäö!A\n\0", max_size=8).map(str.encode) | st.binary(max_size=6)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.engines.host.table import HostNode, host_ops
 from tests.campaign import examples
-from tests.engines.host.kernels import REFUSED, agree, texts
+from tests.engines.host.kernels import REFUSED, agree, graph_of, in_c, tensorflows, texts
 
 pytestmark = pytest.mark.tf
 
@@ -30,7 +31,7 @@ def sparse(draw, rows, strings):
 @given(st.data(), st.integers(0, 4), st.booleans())
 def test_dense_and_filled(data, rows, strings):
     indices, values, shape = data.draw(sparse(rows, strings))
-    default = np.array(b"none", object) if strings else np.array(-1)
+    default = np.array(b"none\0", object) if strings else np.array(-1)
     agree("SparseToDense", sparse_indices=indices, output_shape=shape, sparse_values=values, default_value=default)
     order = np.argsort(data.draw(st.permutations(range(len(values)))) or [0])[: len(values)]
     mixed = indices[order], values[order]
@@ -99,7 +100,7 @@ def test_ragged_rows(counts, strings, shape, by_rows):
         "RaggedTensorToTensor",
         shape=np.array(shape),
         values=values,
-        default_value=np.array(b"-", object) if strings else np.array(-1),
+        default_value=np.array(b"-\0", object) if strings else np.array(-1),
         row_partition_tensors=rows if by_rows else [splits],
         row_partition_types=["FIRST_DIM_SIZE", "VALUE_ROWIDS"] if by_rows else ["ROW_SPLITS"],
     )
@@ -160,3 +161,52 @@ def test_splits_that_are_none_are_refused():
         words = {"data": texts(b"a", b"b"), "data_splits": np.array(splits), "separator": " ", "ngram_widths": [2]}
         pads = {"left_pad": "", "right_pad": "", "pad_width": 0, "preserve_short_sequences": False}
         assert agree("StringNGrams", **words, **pads) == REFUSED
+
+
+@pytest.mark.parametrize("op", ["SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"])
+def test_rows_of_a_table_by_segment(op):
+    """Whole numbers, of which no order of adding rounds; segments of one to twenty rows, some without."""
+    sizes = [1, 0, 2, 3, 0, 4, 5, 6, 7, 8, 9, 10, 11, 15, 16, 17, 18, 20]
+    ids = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
+    table = np.random.default_rng(0).integers(-99, 99, (7, 3)).astype(np.float32)
+    for indices in (np.arange(len(ids)) % 7, np.zeros(len(ids), np.int32)):
+        agree(op, data=table, indices=indices, segment_ids=ids)
+    agree(op, data=table[:, 0].astype(np.float64), indices=np.array([2, 6]), segment_ids=np.array([0, 0]))
+    agree(op, data=table, indices=np.zeros(0, np.int64), segment_ids=np.zeros(0, np.int32))
+    for indices, ids in (([7], [0]), ([-1], [0]), ([0, 1], [1, 0]), ([0], [-1])):
+        assert agree(op, data=table, indices=np.array(indices), segment_ids=np.array(ids, np.int32)) == REFUSED
+
+
+@pytest.mark.parametrize("op", ["SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"])
+def test_compiled_segments_are_added_in_tensorflows_order(op):
+    ids = np.repeat(np.arange(24), np.arange(24)).astype(np.int32)
+    table = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
+    inputs = [("data", table), ("indices", np.arange(len(ids)) % 50), ("segment_ids", ids)]
+    graph, outputs = graph_of(op, inputs, {})
+    attrs = {"T": "float32", "Tidx": "int64", "Tsegmentids": "int32"}
+    found = in_c(HostNode("n", op, attrs, ()), [value for _, value in inputs], 1)
+    assert found is None or (found[0] == tensorflows(graph, outputs)[0]).all()
+
+
+@pytest.mark.parametrize("row", [2**63 - 1, -(2**63), -1, 3])
+def test_numbers_of_rows_that_are_out_of_bounds_reach_no_bincount(row):
+    """NumPy's writes to memory that is not its own for the largest number. A client may feed the indices of a sparse tensor."""
+    index, shape, values = np.array([[0, 0], [row, 1]]), np.array([3, 2]), np.array([1, 2])
+    cross = {
+        "N": 1,
+        "hashed_output": True,
+        "num_buckets": 9,
+        "hash_key": 1,
+        "sparse_types": ["int64"],
+        "dense_types": [],
+    }
+    types = {"out_type": "int64", "internal_type": "int64"}
+    ragged = {"T": "int64", "Tindex": "int64", "Tshape": "int64", "num_row_partition_tensors": 2}
+    kinds = {"row_partition_types": ["FIRST_DIM_SIZE", "VALUE_ROWIDS"]}
+    for op, attrs, inputs in (
+        ("SparseCross", cross | types, [index, values, shape]),
+        ("SparseFillEmptyRows", {"T": "int64"}, [index, values, shape, np.array(0)]),
+        ("RaggedTensorToTensor", ragged | kinds, [np.array([-1, -1]), values, np.array(0), np.array(3), index[:, 0]]),
+    ):
+        with pytest.raises(ValueError, match="out of bounds"):
+            host_ops()[op](HostNode("n", op, attrs))(*inputs)
