@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 import msplit
 from msplit.engines.cuda.ir import program
 from msplit.engines.cuda.stored import renewal

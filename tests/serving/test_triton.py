@@ -95,10 +95,10 @@ def only_folders(folder: Path) -> set[str]:
 
 
 def test_where_rows_are_not_independent_triton_joins_nothing(tmp_path: Path) -> None:
-    text = (export(SAMPLES / "feature_columns", tmp_path).path / "config.pbtxt").read_text()
+    text = (export(SAMPLES / "ragged_sparse", tmp_path).path / "config.pbtxt").read_text()
     assert "max_batch_size: 0\n" in text
     assert "dynamic_batching" not in text
-    assert 'name: "age"\n  data_type: TYPE_FP32\n  dims: [1, 1]' in text
+    assert 'name: "tags"\n  data_type: TYPE_INT64\n  dims: [1, 2]' in text
 
 
 @pytest.mark.parametrize(

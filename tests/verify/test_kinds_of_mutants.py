@@ -1,11 +1,12 @@
 """Bugs of many kinds, as somebody would plant them who has not seen what is verified: at edges of axes, of types and of definitions."""
 
 import pytest
-import torch
 
-from msplit.errors import MsplitError
-from tests.engines.cuda.cases import graph_of
-from tests.verify.mutants import PLANTED, lowered, prepared, values
+torch = pytest.importorskip("torch")
+
+from msplit.errors import MsplitError  # noqa: E402
+from tests.engines.cuda.cases import graph_of  # noqa: E402
+from tests.verify.mutants import PLANTED, lowered, prepared, values  # noqa: E402
 
 pytestmark = pytest.mark.tf
 

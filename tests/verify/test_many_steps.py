@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("torch")
+
 from msplit.engines.cuda.runtime.executables import SimulatedExecutable
 from msplit.errors import EngineError
 from tests.engines.cuda.cases import graph_of

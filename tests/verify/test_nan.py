@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-import torch
 
-from msplit.errors import EngineError
-from msplit.inputs.make import make_inputs
-from msplit.inputs.special import InputKind, InputKindName
-from tests.engines.cuda.cases import graph_of
-from tests.verify.mutants import lowered, prepared, values
+torch = pytest.importorskip("torch")
+
+from msplit.errors import EngineError  # noqa: E402
+from msplit.inputs.make import make_inputs  # noqa: E402
+from msplit.inputs.special import InputKind, InputKindName  # noqa: E402
+from tests.engines.cuda.cases import graph_of  # noqa: E402
+from tests.verify.mutants import lowered, prepared, values  # noqa: E402
 
 pytestmark = pytest.mark.tf
 

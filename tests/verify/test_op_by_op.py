@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-import msplit
-from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.ir import lowering as registry
-from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import EngineError
-from msplit.verify import op_by_op
-from msplit.verify.op_by_op import TensorFlowValues, compare_ops
-from tests.engines.cuda.cases import graph_of
+torch = pytest.importorskip("torch")
+
+import msplit  # noqa: E402
+from msplit.engines.base import Job  # noqa: E402
+from msplit.engines.cuda.engine import ENGINE  # noqa: E402
+from msplit.engines.cuda.ir import lowering as registry  # noqa: E402
+from msplit.engines.cuda.options import EngineOptions  # noqa: E402
+from msplit.errors import EngineError  # noqa: E402
+from msplit.verify import op_by_op  # noqa: E402
+from msplit.verify.op_by_op import TensorFlowValues, compare_ops  # noqa: E402
+from tests.engines.cuda.cases import graph_of  # noqa: E402
 
 pytestmark = pytest.mark.tf
 

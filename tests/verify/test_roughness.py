@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 
-from msplit.errors import EngineError
-from tests.engines.cuda.cases import graph_of
-from tests.verify.mutants import PLANTED, lowered, prepared, values
+torch = pytest.importorskip("torch")
+
+from msplit.errors import EngineError  # noqa: E402
+from tests.engines.cuda.cases import graph_of  # noqa: E402
+from tests.verify.mutants import PLANTED, lowered, prepared, values  # noqa: E402
 
 pytestmark = pytest.mark.tf
 

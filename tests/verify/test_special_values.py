@@ -2,16 +2,17 @@
 
 import numpy as np
 import pytest
-import torch
 
-from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import EngineError
-from msplit.verify import special_values
-from msplit.verify.special_values import compare_special
-from tests.engines.cuda.cases import graph_of
-from tests.verify.mutants import lowered, prepared, values
+torch = pytest.importorskip("torch")
+
+from msplit.engines.base import Job  # noqa: E402
+from msplit.engines.cuda.engine import ENGINE  # noqa: E402
+from msplit.engines.cuda.options import EngineOptions  # noqa: E402
+from msplit.errors import EngineError  # noqa: E402
+from msplit.verify import special_values  # noqa: E402
+from msplit.verify.special_values import compare_special  # noqa: E402
+from tests.engines.cuda.cases import graph_of  # noqa: E402
+from tests.verify.mutants import lowered, prepared, values  # noqa: E402
 
 pytestmark = pytest.mark.tf
 
