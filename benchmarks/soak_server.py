@@ -54,7 +54,7 @@ from msplit.serving.loadtest.corpus import of_build, of_ports
 from msplit.serving.server import messages, rpc
 
 ROOT = Path(__file__).parents[1]
-NAME, STATUS = "soak", rpc.PATHS[2]
+NAME, STATUS = "soak", "/tensorflow.serving.ModelService/GetModelStatus"
 BUILDS, DISTINCT = 3, 16
 """Sets of weights, and prepared requests of each kind."""
 PATIENCE = 30.0

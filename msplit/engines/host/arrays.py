@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.host.table import HostNode, NotOurs, Run, check, host_op
+from msplit.engines.host.table import HostNode, NotOurs, Run, check, check_size, host_op
 from msplit.formats.tensors import numpy_dtype
 
 Array = NDArray[Any]
@@ -123,13 +123,26 @@ def pack(node: HostNode) -> Run:
 @host_op("Tile", native="")
 def tile(node: HostNode) -> Run:
     """The value again and again along each axis."""
-    return lambda x, multiples: np.tile(x, multiples.tolist())
+
+    def run(x: Array, multiples: Array) -> Array:
+        times = multiples.tolist()
+        check(min(times, default=0) >= 0, "a multiple is negative")
+        # NumPy does not see that a size wraps around, and writes past its memory.
+        check_size(*(one for one in (*x.shape, *times) if one))
+        return np.tile(x, times)
+
+    return run
 
 
 @host_op("Fill", native="")
 def fill(node: HostNode) -> Run:
     """One value in every place."""
-    return lambda shape, value: np.full(shape.tolist(), value, value.dtype)
+
+    def run(shape: Array, value: Array) -> Array:
+        check_size(*shape.tolist())
+        return np.full(shape.tolist(), value, value.dtype)
+
+    return run
 
 
 @host_op("Slice", native="")

@@ -73,7 +73,7 @@ static int fill_empty_rows(Run *run, In in, int64_t count, Out out, const int64_
   if (in[0]->type != I64 || in[0]->rank != 2 || !is_whole(in[2]) || !in[2]->size || in[3]->rank || in[3]->type != values->type) return 0;
   int64_t n = in[0]->shape[0], rank = in[0]->shape[1], rows = whole(in[2], 0), width = WIDTH[values->type], total = n, last = 0;
   const int64_t *from = (const int64_t *)in[0]->data;
-  if (!rank || values->rank != 1 || values->size != n || rows < 0 || rows > (int64_t)1 << 36) return 0;
+  if (!rank || values->rank != 1 || values->size != n || rows < 0 || rows > (int64_t)1 << 26) return 0;
   int64_t *start = allocate_zeros(run, (rows + 1) * 8);
   if (!start || !make_vector(run, out[2], BOOL, rows) || !make_vector(run, out[3], I64, n)) return 0;
   int sorted = 1;
@@ -177,8 +177,9 @@ static int ragged_to_dense(Run *run, In in, int64_t count, Out out, const int64_
   int64_t rows = by_rows ? whole(in[3], 0) : part->size - 1;
   if (rows < 0 || (!by_rows && (whole(part, 0) || whole(part, rows) != n))) return 0;
   for (int64_t i = 0, last = 0; i < (by_rows ? n : rows); i++) {
-    int64_t row = by_rows ? whole(part, i) : 0, size = by_rows ? 0 : whole(part, i + 1) - whole(part, i);
-    if (by_rows ? row < last || row >= rows : size < 0) return 0;
+    int64_t row = by_rows ? whole(part, i) : 0, size = 0;
+    if (by_rows ? row < last || row >= rows : whole(part, i + 1) < whole(part, i)) return 0;
+    if (!by_rows) size = whole(part, i + 1) - whole(part, i);
     here = by_rows ? (i && row == last ? here + 1 : 1) : size;
     most = here > most ? here : most;
     last = row;
@@ -190,6 +191,7 @@ static int ragged_to_dense(Run *run, In in, int64_t count, Out out, const int64_
     if (whole(in[0], axis) >= 0) shape[axis] = whole(in[0], axis);
   if (in[2]->rank || !make(run, out[0], values->type, values->rank + 1, shape)) return 0;
   repeat(out[0]->data, in[2]->data, WIDTH[values->type], out[0]->size);
+  if (!out[0]->size) return 1;
   for (int64_t i = 0, row = 0, column = 0; i < n; i++, column++) {
     int64_t own = row;
     if (by_rows) own = whole(part, i);
@@ -277,6 +279,7 @@ static int segments(Run *run, In in, Value *const *out, int how) {
   if (!is_whole(in[1]) || !is_whole(in[2]) || in[1]->rank != 1 || in[2]->rank != 1 || in[1]->size != ids || !in[0]->rank) return 0;
   for (int64_t i = 0; i < ids; i++)
     if (whole(in[1], i) < 0 || whole(in[1], i) >= in[0]->shape[0] || whole(in[2], i) < (i ? whole(in[2], i - 1) : 0)) return 0;
+  if (ids && whole(in[2], ids - 1) == INT64_MAX) return 0;
   shape[0] = ids ? whole(in[2], ids - 1) + 1 : 0;
   for (int64_t axis = 1; axis < in[0]->rank; axis++) inner *= shape[axis] = in[0]->shape[axis];
   if (!make(run, out[0], in[0]->type, in[0]->rank, shape)) return 0;
@@ -359,7 +362,7 @@ static int next_piece(View text, View separator, int64_t *at, View *piece) {
     while (start < text.n && is_space(text.p[start])) start++;
     for (end = start; end < text.n && !is_space(text.p[end]);) end++;
     *at = end;
-    piece->p = text.p + start, piece->n = end - start;
+    if (end > start) piece->p = text.p + start, piece->n = end - start;
     return end > start;
   }
   if (start > text.n) return 0;

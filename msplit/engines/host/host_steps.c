@@ -50,7 +50,7 @@ static void *make(Run *run, Value *out, int64_t type, int64_t rank, const int64_
     if (shape[axis] < 0 || __builtin_mul_overflow(size, shape[axis], &size)) return 0;
     out->shape[axis] = shape[axis];
   }
-  if (size > (int64_t)1 << 36) return 0;
+  if (size > (int64_t)1 << 28) return 0;
   out->type = type, out->rank = rank, out->size = size;
   return out->data = allocate(run, size * WIDTH[type]);
 }
@@ -205,6 +205,7 @@ static int gather(Run *run, In in, int64_t count, Out out, const int64_t *attrs)
   if (!to) return 0;
   for (int64_t i = 0; i < indices->size; i++)
     if (whole(indices, i) < 0 || whole(indices, i) >= params->shape[along]) return 0;
+  if (!out[0]->size) return 1;
   for (int64_t o = 0; o < outer; o++)
     for (int64_t i = 0; i < indices->size; i++, to += inner)
       memcpy(to, params->data + (o * params->shape[along] + whole(indices, i)) * inner, inner);
@@ -219,10 +220,11 @@ static int concat(Run *run, In in, int64_t count, Out out, const int64_t *attrs)
     if (in[i]->rank != rank || in[i]->type != in[0]->type) return 0;
     for (int64_t axis = 0; axis < rank; axis++)
       if (axis != along && in[i]->shape[axis] != shape[axis]) return 0;
-    shape[along] += in[i]->shape[along];
+    if (__builtin_add_overflow(shape[along], in[i]->shape[along], &shape[along])) return 0;
   }
   uint8_t *to = make(run, out[0], in[0]->type, rank, shape);
   if (!to) return 0;
+  if (!out[0]->size) return 1;
   for (int64_t axis = 0; axis < along; axis++) outer *= shape[axis];
   for (int64_t o = 0; o < outer; o++)
     for (int64_t i = 0; i < count; i++) {
@@ -243,6 +245,7 @@ static int pack(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
   shape[along] = count;
   uint8_t *to = make(run, out[0], in[0]->type, rank + 1, shape);
   if (!to) return 0;
+  if (!out[0]->size) return 1;
   for (int64_t axis = 0; axis < along; axis++) outer *= shape[axis];
   int64_t part = outer ? in[0]->size / outer * WIDTH[in[0]->type] : 0;
   for (int64_t o = 0; o < outer; o++)

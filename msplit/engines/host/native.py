@@ -86,6 +86,8 @@ def _in_c(node: HostNode, library: Any) -> tuple[int, NativeNode] | None:
     types = schema.input_dtypes(node.op, node.attrs), schema.output_dtypes(node.op, node.attrs)
     if form is None or number < 0 or None in types:
         return None
+    if any(value is not None and value.ndim > _AXES for value in node.known):
+        return None
     allowed = {*TYPES, "resource"} if callable(form) else {*TYPES}
     if not allowed.issuperset(name for some in types for name in some or ()):
         return None
@@ -176,6 +178,8 @@ class _Native:
             rows = struct.iter_unpack(f"{_WORDS}q", found)
             for place, (address, number, axes, count, *sizes) in zip(self._made, rows, strict=True):
                 values[place] = _array(address, _DTYPES[number], count, tuple(sizes[:axes]))
+        except ValueError:  # NumPy takes no such sizes, not even of nothing
+            return False
         finally:
             self._library.end_steps(run)
         return True
@@ -184,7 +188,7 @@ class _Native:
 def _array(address: int, dtype: np.dtype[Any], count: int, shape: tuple[int, ...]) -> NDArray[Any]:
     """A copy of what lies there."""
     if dtype.hasobject:
-        flat = struct.unpack(f"{2 * count}q", ctypes.string_at(address, 16 * count))
+        flat = struct.unpack(f"{2 * count}q", (ctypes.c_char * (16 * count)).from_address(address).raw)
         return objects([ctypes.string_at(*one) for one in zip(flat[::2], flat[1::2], strict=True)], shape)
     made = np.empty(shape, dtype)
     ctypes.memmove(made.__array_interface__["data"][0], address, made.nbytes)

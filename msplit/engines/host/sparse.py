@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.host.hashing import concatenated, hashes
-from msplit.engines.host.table import HostNode, NativeNode, NotOurs, Run, as_bytes, check, host_op, objects
+from msplit.engines.host.table import HostNode, NativeNode, NotOurs, Run, as_bytes, check, check_size, host_op, objects
 
 Array = NDArray[Any]
 
@@ -23,6 +23,7 @@ def _places(indices: Array, shape: list[int]) -> Array:
 def _counted(numbers: Array, rows: int) -> Array:
     """How often each row's number is there. `numpy.bincount` would write to memory that is not its own for 2**63 - 1."""
     check(((numbers >= 0) & (numbers < rows)).all(), "an index is out of bounds")
+    check_size(rows)
     return np.bincount(numbers, minlength=rows)
 
 
@@ -33,6 +34,7 @@ def sparse_to_dense(node: HostNode) -> Run:
 
     def run(indices: Array, shape: Array, values: Array, default: Array) -> Array:
         sizes = shape.tolist()
+        check_size(*sizes)
         made = np.full(sizes, default, values.dtype)
         if indices.size:
             places = _places(indices.reshape(-1, len(sizes)), sizes)
@@ -53,7 +55,7 @@ def sparse_reshape(node: HostNode) -> Run:
             rest = math.prod(size for size in sizes if size != -1)
             check(rest and total % rest == 0, f"{shape.tolist()} can not become {sizes}")
             sizes[sizes.index(-1)] = total // rest
-        check(math.prod(sizes) == total, f"{shape.tolist()} can not become {sizes}")
+        check(min(sizes, default=0) >= 0 and math.prod(sizes) == total, f"{shape.tolist()} can not become {sizes}")
         if sizes == shape.tolist():
             return indices, shape
         if not len(indices):
@@ -110,6 +112,12 @@ def unique(node: HostNode) -> Run:
     return run
 
 
+def _between(splits: Array) -> Array:
+    """How many values each row has. Compared, since a difference may wrap around: `numpy.repeat` would write past its memory."""
+    check(len(splits) and splits[0] == 0 and (splits[1:] >= splits[:-1]).all(), f"{splits.tolist()} are no splits")
+    return np.diff(splits)
+
+
 def _one_ragged_axis(node: HostNode) -> NativeNode | None:
     """Which of the two ways there are to say where rows end; None where there are several ragged axes."""
     kinds = node.attrs["row_partition_types"]
@@ -129,7 +137,7 @@ def ragged_to_tensor(node: HostNode) -> Run:
         rows = int(parts[0]) if by_rows else len(parts[0]) - 1
         sizes = [rows]
         for part in parts[by_rows:]:
-            count = _counted(part, rows) if by_rows else np.diff(part)
+            count = _counted(part, rows) if by_rows else _between(part)
             counts.append(count)
             sizes.append(int(count.max(initial=0)))
             rows = int(count.sum())
@@ -137,6 +145,7 @@ def ragged_to_tensor(node: HostNode) -> Run:
         wanted = shape.tolist() if shape.ndim else [-1] * (len(sizes) + values.ndim - 1)
         inner = values.shape[1:]
         sizes = [size if given < 0 else given for size, given in zip(sizes, wanted, strict=False)]
+        check_size(*sizes, *inner)
         made = np.full((*sizes, *inner), default, values.dtype)
         index, keep = [np.arange(len(counts[0]))], np.ones(len(counts[0]), bool)
         for count in counts:
@@ -153,11 +162,8 @@ def ragged_to_tensor(node: HostNode) -> Run:
 
 def _lengths(splits: Array, count: int) -> Array:
     """How many values each row has, of so many in all."""
-    found: Array = np.diff(splits)
-    check(
-        len(splits) and splits[0] == 0 and splits[-1] == count and (found >= 0).all(),
-        f"{splits.tolist()} are no splits",
-    )
+    found = _between(splits)
+    check(splits[-1] == count, f"{splits.tolist()} are no splits of {count} values")
     return found
 
 
@@ -227,6 +233,10 @@ def sparse_cross(node: HostNode) -> Run:
         columns = [column(value) for value in (*values, *inputs[len(inputs) - dense :])]
         starts = [np.append(0, np.cumsum(_counted(index[:, 0], rows))) for index in indices]
         starts += [np.arange(rows + 1) * value.shape[1] for value in inputs[len(inputs) - dense :] if dense]
+        most = np.prod([np.diff(start).astype(np.float64) for start in starts], 0).sum()
+        check(
+            most < 1 << 40, "there are too many combinations"
+        )  # more would wrap around, and `numpy.repeat` write past its memory
         total, last = np.diff(starts[0]), buckets or np.iinfo(np.int64).max
         for start in starts[1:]:
             total = total * np.diff(start)
@@ -253,7 +263,9 @@ def sparse_segments(node: HostNode) -> Run:
         raise NotOurs
 
     def run(data: Array, indices: Array, ids: Array) -> Array:
-        made = np.zeros((int(ids[-1]) + 1 if len(ids) else 0, *data.shape[1:]), data.dtype)
+        sizes = (int(ids[-1]) + 1 if len(ids) else 0, *data.shape[1:])
+        check_size(*sizes)
+        made = np.zeros(sizes, data.dtype)
         if not len(ids):
             return made
         check(indices.min() >= 0 and ids[0] >= 0, "an index or a segment is negative")

@@ -13,6 +13,7 @@ reason; a node that the function is not made for raises `NotOurs` when it is bou
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -119,6 +120,18 @@ def native_forms() -> Mapping[str, NativeForm]:
     """What C has to know of a node, by op."""
     host_ops()
     return _NATIVE
+
+
+_MOST = 1 << 26
+
+
+def check_size(*sizes: int) -> None:
+    """Refuses values of a size that a few bytes of a request can ask for, such as the shape of a sparse tensor.
+
+    Raises:
+        ValueError: They would have more than 67 million elements.
+    """
+    check(math.prod(sizes) <= _MOST, f"{math.prod(sizes):,} elements are too many")
 
 
 def as_bytes(value: str | bytes) -> bytes:

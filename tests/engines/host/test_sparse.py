@@ -210,3 +210,45 @@ def test_numbers_of_rows_that_are_out_of_bounds_reach_no_bincount(row):
     ):
         with pytest.raises(ValueError, match="out of bounds"):
             host_ops()[op](HostNode("n", op, attrs))(*inputs)
+
+
+LARGE, SMALL = 2**63 - 1, -(2**63)
+
+
+def run(op, attrs, *inputs):
+    return host_ops()[op](HostNode("n", op, attrs))(*inputs)
+
+
+def test_sizes_that_wrap_around_are_refused():
+    """NumPy's `repeat` would write past its memory, and splits, multiples and counts may be a client's."""
+    for splits in ([0, 1, SMALL, -1, 3], [0, LARGE, 3], [0, 3, LARGE], [1, 3], [0, 2]):
+        given, values = np.array(splits), np.arange(3)
+        kinds = {"row_partition_types": ["ROW_SPLITS"]}
+        with pytest.raises(ValueError, match=r"splits|values for"):
+            run("RaggedTensorToTensor", kinds, np.array([2, 2]), values, np.array(0), given)
+        with pytest.raises(ValueError, match="splits"):
+            run("RaggedTensorToSparse", {"RAGGED_RANK": 1}, given, values)
+    for times in ([1, 2**62], [1, 2**62 + 1], [1, -1], [2**27, 1]):
+        with pytest.raises(ValueError, match=r"too many|negative"):
+            run("Tile", {}, np.zeros((4, 1)), np.array(times))
+    sizes = [256] * 6 + [128] * 2
+    columns = [np.array([(row, n) for row in range(4) for n in range(size)]) for size in sizes]
+    attrs = {"N": 8, "dense_types": [], "num_buckets": 9, "hash_key": 1, "hashed_output": True}
+    values = [np.arange(len(column)) for column in columns]
+    with pytest.raises(ValueError, match="too many combinations"):
+        run("SparseCross", attrs, *columns, *values, *[np.array([4, 256])] * 8)
+    with pytest.raises(ValueError, match="can not become"):
+        run("SparseReshape", {}, np.zeros((0, 2), np.int64), np.array([2, 3]), np.array([-2, -3]))
+
+
+def test_a_few_bytes_do_not_ask_for_gigabytes():
+    one, none = np.array([[0, 0]]), np.array(0)
+    vast = np.array([2**26 + 1, 1])
+    for op, attrs, inputs in (
+        ("SparseFillEmptyRows", {"T": "int64"}, [one, np.array([1]), vast, none]),
+        ("SparseToDense", {"validate_indices": True}, [one, vast, np.array([1]), none]),
+        ("Fill", {}, [vast, none]),
+        ("SparseSegmentSum", {"T": "float32"}, [np.ones((1, 1), np.float32), np.array([0]), vast[:1]]),
+    ):
+        with pytest.raises(ValueError, match="elements are too many"):
+            run(op, attrs, *inputs)
