@@ -51,7 +51,7 @@ from msplit.formats.build import KERNELS, MANIFEST, WEIGHTS
 from msplit.opset import schema
 from msplit.serving.loadtest.clients import KSERVE, ServerUnderTest, _protocol
 from msplit.serving.loadtest.corpus import of_build, of_ports
-from msplit.serving.server import messages, rpc
+from msplit.serving.server import messages
 
 ROOT = Path(__file__).parents[1]
 NAME, STATUS = "soak", "/tensorflow.serving.ModelService/GetModelStatus"
