@@ -378,7 +378,8 @@ class Queue:
         if len(line.requests) == 1 or (full and before < self._largest and request.key is not None):
             self.next_time = min(self.next_time, self._enter(line, full))
         if request.deadline != NEVER:
-            heappush(self._late, (request.deadline, self.taken, request))
+            self._entries += 1  # no two entries have the same first numbers: requests can not be compared
+            heappush(self._late, (request.deadline, self._entries, request))
             self.next_time = min(self.next_time, request.deadline)
         return full
 

@@ -298,3 +298,12 @@ def test_the_time_of_a_request_does_not_grow_with_the_queue(keys: list[Hashable]
     while queue.count:
         queue.take(1e9)
     assert looked < 40 * len(keys)
+
+
+def test_requests_that_are_put_back_may_have_one_deadline() -> None:
+    """As those of a process that has ended: they are not counted again, and can not be compared."""
+    queue = Queue(1, BATCHES)
+    for one in (first := [request(since=float(number), deadline=9.0) for number in range(5)]):
+        queue.put(one, again=True)
+    assert queue.expired(8.0) == []
+    assert sorted(one.since for one in queue.expired(10.0)) == [one.since for one in first]
