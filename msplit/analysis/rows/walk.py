@@ -312,6 +312,8 @@ def _lasting(state: RowState) -> bool:
     """True if a state means the same in each round of a loop: not what refers to a node of the round."""
     while isinstance(state, ListState):
         state = state.element or FIXED
+    if isinstance(state, LinearSizes):
+        return state.varying is None
     return not (
         isinstance(state, UniqueValues | RowLimits) or (isinstance(state, PerRow) and (state.group or state.origin))
     )

@@ -480,6 +480,9 @@ def lists(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
     yield tf.reshape(ids.dense_shape[1:], [1]) + tf.zeros([1], tf.int64), "length of the longest"
     yield tf.zeros(tf.cast(ids.dense_shape, tf.int32)), "length of the longest"
     yield tf.fill(ids.dense_shape[:1], 1.0), 1
+    # The length of the longest row is another one in each round.
+    rounds = tf.while_loop(lambda n, shape: n < 2, lambda n, shape: (n + 1, shape), (0, ids.dense_shape))
+    yield tf.fill(rounds[1][:1], 1.0), "into a function"
 
 
 @family
