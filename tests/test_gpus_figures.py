@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.benchmark_figures import figures_of
 from tests.campaign import campaign
-
-ROOT = Path(__file__).parents[1]
 
 
 @campaign
 @pytest.mark.slow
 @pytest.mark.tf
 def test_steps_and_requests_on_one_and_two(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, ROOT / "benchmarks" / "gpus.py", ROOT / "sample_graphs", "--models", "towers_small.pb:6"),
-            *("--device", "cpu", "--gpus", "1,2", "--seconds", "0.1", "--streams", "2", "--out", tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "these times say nothing about any GPU" in done.stdout
-    found = json.loads((tmp_path / "gpus.json").read_text())
+    asked = ("--models", "towers_small.pb:6", "--gpus", "1,2", "--seconds", "0.1")
+    said, found = figures_of("gpus", tmp_path, *asked)
+    assert "these times say nothing about any GPU" in said
     assert found["problems"] == []
     told = {(row["what"], row["gpus"], row["rows"]) for row in found["rows"]}
     assert told == {

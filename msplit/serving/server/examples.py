@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msplit.formats import wire
-from msplit.serving.server import decode, messages, tensors
+from msplit.inputs import files
+from msplit.inputs.files import EXAMPLES
+from msplit.serving.server import decode, json_body, messages, tensors
 from msplit.serving.server.models import Signature, Version, known_as
 from msplit.serving.server.service import Arrays, InferenceRequest, RequestContext, Service, say_spec, version_of
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid
@@ -31,6 +34,9 @@ _EXAMPLE, _CONTEXT = 1, 2
 """Fields of either."""
 _MOST_REPEATED = 1 << 26
 """Bytes that a context may take, which is repeated for each example."""
+
+_LONGEST_FEATURE = 1 << 23
+"""Bytes of the text of a feature: its values become Python's, all at once."""
 
 Examples = Callable[[int], tuple[bytes, Sequence[bytes]]]
 """Reads the examples of a request, which are refused if they are more than so many: what stands before each of them, and they."""
@@ -81,6 +87,47 @@ def _examples(data: bytes, inputs: Sequence[decode.Span], most: int) -> tuple[by
                     raise invalid("what came is no list of examples")
                 (found if number == _EXAMPLE else heads).append(data[start:end])
     return b"".join(heads), found
+
+
+def read_json(data: bytes | bytearray) -> tuple[str, Callable[[int], tuple[bytes, list[bytes]]]]:
+    """A request for classes or regressions.
+
+    Returns:
+        Name of the signature, "" for the default; and what reads its `tf.Example`s, not many more than so many: serialized, the features
+        that all of them have, and those of each.
+
+    Raises:
+        Refusal: It is none.
+    """
+    signature, found = json_body.signed(data)
+    examples = found.get(EXAMPLES)
+    if not (isinstance(examples, json_body.Long) or (isinstance(examples, list) and examples)):
+        raise invalid(f"{EXAMPLES!r} must be a list of at least one")
+
+    def made(most: int) -> tuple[bytes, list[bytes]]:
+        read = list[bytes]()
+        for piece in examples.pieces() if isinstance(examples, json_body.Long) else [examples]:
+            read += [_example(features, f"example {number}") for number, features in enumerate(piece, len(read))]
+            if len(read) > most:  # which is refused
+                break
+        return _example(found["context"], "context") if "context" in found else b"", read
+
+    return signature, made
+
+
+def _example(features: Any, name: str) -> bytes:
+    if not isinstance(features, dict):
+        raise invalid(f"{name} must be an object of features")
+    long = {key: one for key, one in features.items() if isinstance(one, json_body.Long)}
+    if any(one.end - one.start > _LONGEST_FEATURE for one in long.values()):
+        raise Refusal(StatusCode.RESOURCE_EXHAUSTED, f"{name} has a feature of more than {_LONGEST_FEATURE:,} bytes")
+    try:  # one behind the other, Examples are merged
+        found = [files.json_example({key: one for key, one in features.items() if key not in long})]
+        return b"".join(
+            found + [files.json_example({key: [*chain.from_iterable(one.pieces())]}) for key, one in long.items()]
+        )
+    except (OverflowError, TypeError, ValueError) as problem:
+        raise invalid(f"{name}: {problem}") from None
 
 
 def read(method: str, kind: str, context: RequestContext, data: bytes) -> InferenceRequest:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from msplit.serving.server import decode, examples, messages
+from msplit.serving.server import decode, examples, messages, repository
 from msplit.serving.server import service as methods
 from msplit.serving.server.rpc import PATHS, SERVICES
 from msplit.serving.server.service import (
@@ -80,17 +80,17 @@ _METHODS: dict[str, _Tensors | Callable[[RequestContext, Any], Any]] = {
     "Regress": _Tensors(examples.read_regress, examples.write, _MESSAGES),
     "MultiInference": _Tensors(examples.read_multi_inference, examples.write_multi_inference, _MESSAGES),
     "GetModelMetadata": methods.serving_metadata,
-    "GetModelStatus": methods.serving_status,
-    "HandleReloadConfigRequest": methods.serving_reload,
+    "GetModelStatus": repository.serving_status,
+    "HandleReloadConfigRequest": repository.serving_reload,
     "ServerLive": lambda context, request: messages.ServerLiveResponse(live=True),
     "ServerReady": lambda context, request: messages.ServerReadyResponse(ready=context.service.ready),
     "ModelReady": methods.open_model_ready,
     "ServerMetadata": lambda context, request: messages.ServerMetadataResponse(**SERVER),
     "ModelMetadata": methods.open_model,
     "ModelInfer": _Tensors(methods.read_infer, methods.write_infer),
-    "RepositoryIndex": methods.open_index,
-    "RepositoryModelLoad": methods.open_load,
-    "RepositoryModelUnload": methods.open_unload,
+    "RepositoryIndex": repository.open_index,
+    "RepositoryModelLoad": repository.open_load,
+    "RepositoryModelUnload": repository.open_unload,
     "Check": health,
 }
 

@@ -20,21 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.errors import LoadError
-from msplit.inputs import files
-from msplit.inputs.files import COLUMNS, EXAMPLES, ROWS, UNNAMED, is_named, json_array, loads, rows_as_columns
+from msplit.inputs.files import COLUMNS, ROWS, UNNAMED, is_named, json_array, loads, rows_as_columns
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import messages, tensors
 from msplit.serving.server.decode import MOST_FIELDS, array_of_infer
 from msplit.serving.server.models import place_for, refuse_missing
 from msplit.serving.server.service import Arrays
-from msplit.serving.server.tensors import Refusal, StatusCode, invalid
+from msplit.serving.server.tensors import Refusal, invalid
 
 PIECE = 1 << 16
 """Bytes that are read at once, which takes some ms."""
 _DEEPEST = 64
 """Lists and objects within each other, in a text that is longer than a piece."""
-_LONGEST_FEATURE = 1 << 23
-"""Bytes of the text of a feature: its values become Python's, all at once."""
 _KEY = re.compile(rb'\s*("(?:[^"\\]|\\.){0,4096}")\s*:')
 _BLANK = b" \t\r\n"
 _NET = np.zeros(256, np.int8)
@@ -272,7 +269,7 @@ def read(data: bytes | bytearray) -> PredictBody:
     Raises:
         Refusal: It is none.
     """
-    signature, found = _signed(data)
+    signature, found = signed(data)
     rows = ROWS in found
     if rows == (COLUMNS in found):
         both = "Request has both 'instances' and 'inputs' keys"
@@ -283,48 +280,7 @@ def read(data: bytes | bytearray) -> PredictBody:
     return PredictBody(signature, rows, values)
 
 
-def read_examples(data: bytes | bytearray) -> tuple[str, Callable[[int], tuple[bytes, list[bytes]]]]:
-    """A request for classes or regressions.
-
-    Returns:
-        Name of the signature, "" for the default; and what reads its `tf.Example`s, not many more than so many: serialized, the features
-        that all of them have, and those of each.
-
-    Raises:
-        Refusal: It is none.
-    """
-    signature, found = _signed(data)
-    examples = found.get(EXAMPLES)
-    if not (isinstance(examples, Long) or (isinstance(examples, list) and examples)):
-        raise invalid(f"{EXAMPLES!r} must be a list of at least one")
-
-    def made(most: int) -> tuple[bytes, list[bytes]]:
-        read = list[bytes]()
-        for piece in examples.pieces() if isinstance(examples, Long) else [examples]:
-            read += [_example(features, f"example {number}") for number, features in enumerate(piece, len(read))]
-            if len(read) > most:  # which is refused
-                break
-        return _example(found["context"], "context") if "context" in found else b"", read
-
-    return signature, made
-
-
-def _example(features: Any, name: str) -> bytes:
-    if not isinstance(features, dict):
-        raise invalid(f"{name} must be an object of features")
-    long = {key: one for key, one in features.items() if isinstance(one, Long)}
-    if any(one.end - one.start > _LONGEST_FEATURE for one in long.values()):
-        raise Refusal(StatusCode.RESOURCE_EXHAUSTED, f"{name} has a feature of more than {_LONGEST_FEATURE:,} bytes")
-    try:  # one behind the other, Examples are merged
-        found = [files.json_example({key: one for key, one in features.items() if key not in long})]
-        return b"".join(
-            found + [files.json_example({key: [*chain.from_iterable(one.pieces())]}) for key, one in long.items()]
-        )
-    except (OverflowError, TypeError, ValueError) as problem:
-        raise invalid(f"{name}: {problem}") from None
-
-
-def _signed(data: bytes | bytearray) -> tuple[str, dict[str, Any]]:
+def signed(data: bytes | bytearray) -> tuple[str, dict[str, Any]]:
     """Name of the signature of a request of TensorFlow Serving's, and the whole request."""
     found = _object(data)
     signature = found.get("signature_name", "")

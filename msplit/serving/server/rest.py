@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from msplit.serving.server import examples, json_body, messages, service, tensors
+from msplit.serving.server import examples, json_body, messages, repository, service, tensors
 from msplit.serving.server.logs import traced
 from msplit.serving.server.models import Version
 from msplit.serving.server.service import Arrays, InferenceRequest, RequestContext, Service, told
@@ -240,7 +240,7 @@ async def _examples(method: str, call: HttpCall) -> Any:
 
     def read() -> InferenceRequest:
         nonlocal data
-        name, found = json_body.read_examples(data)
+        name, found = examples.read_json(data)
         request = examples.request_for(call.context, version, version.signature(name), method, found)
         data = bytearray()  # the request has memory of its own
         return request
@@ -259,7 +259,7 @@ async def _status(call: HttpCall) -> Any:
         request.model_spec.version.value = call.number()
     elif "label" in path:
         request.model_spec.version_label = path["label"]
-    return _document(service.serving_status(call.context, request))
+    return _document(repository.serving_status(call.context, request))
 
 
 async def _metadata(call: HttpCall) -> Any:
@@ -317,13 +317,13 @@ async def _repository(call: HttpCall, method: str, **named: str) -> Any:
 
 
 async def _index(call: HttpCall) -> Any:
-    found = service.open_index(call.context, await _repository(call, "Index"))
+    found = repository.open_index(call.context, await _repository(call, "Index"))
     return [_document(model) for model in found.models]
 
 
 async def _change(method: str, call: HttpCall) -> Any:
     request = await _repository(call, f"Model{method}", model_name=call.request.path_params["model"])
-    change = service.open_load if method == "Load" else service.open_unload
+    change = repository.open_load if method == "Load" else repository.open_unload
     await asyncio.wrap_future(change(call.context, request))
     return b""
 

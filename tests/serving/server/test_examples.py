@@ -458,11 +458,11 @@ def test_a_long_feature_is_read_in_pieces_and_has_a_limit(monkeypatch: pytest.Mo
 
     numbers = [*range(60_000)]
     body = json.dumps({"examples": [{"x": numbers, "s": "a"}], "signature_name": "s"}).encode()
-    name, read = json_body.read_examples(body)
+    name, read = examples.read_json(body)
     head, (row,) = read(1)
     assert (name, head) == ("s", b"")
     assert tf.train.Example.FromString(row) == tf.train.Example.FromString(example(x=numbers, s=[b"a"]))
-    monkeypatch.setattr(json_body, "_LONGEST_FEATURE", 1 << 18)
+    monkeypatch.setattr(examples, "_LONGEST_FEATURE", 1 << 18)
     with pytest.raises(Refusal, match="example 0 has a feature of more than 262,144 bytes") as caught:
         read(1)
     assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
