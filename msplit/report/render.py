@@ -52,7 +52,7 @@ def _print(document: Document, console: Console) -> None:
         console.print()
         if table.title:
             console.print(Text(escape.line(table.title), style="bold"))
-        if table.rows and table.whole:
+        if table.rows and (table.whole or _least(table) > console.width):
             for line in _lines(table):
                 console.print(Text(line), soft_wrap=True)
         elif table.rows:
@@ -160,6 +160,18 @@ def _widths(table: Table) -> list[int]:
             lines = [cell] if isinstance(cell, str) else cell
             widths[column] = max(widths[column], *(cell_len(escape.line(part)) for part in lines), 0)
     return widths
+
+
+def _least(table: Table) -> int:
+    """Columns of the terminal that a table needs so that no number is cut off; text may be broken. 0 where cells have several lines."""
+    if not all(isinstance(cell, str) for row in table.rows for cell in row):
+        return 0
+    widths = _widths(table)
+    least = [
+        width if name.startswith(">") else min(width, _NARROW)
+        for name, width in zip(table.columns, widths, strict=True)
+    ]
+    return sum(least) + _PADDING * len(widths) - 1
 
 
 def _natural(table: Table) -> int:

@@ -134,6 +134,20 @@ def test_rows_of_lists_are_never_broken() -> None:
     assert all(len(line) <= 60 for line in lines if not line.startswith(("x", "y", "name")))
 
 
+def test_numbers_are_never_cut_off() -> None:
+    """On a narrow terminal a line is longer than it; 1,052 was shown as 1,0."""
+    from io import StringIO
+
+    columns = ("name", *(f">{head}" for head in ("max-batch", "groups", "requests/s", "p50", "p99", "memory")), "")
+    row = ("lstm", "8", "16", "1,052", "1.19 ms", "5.74 ms", "4.59 MB", "best")
+    for width in (30, 60, 200):
+        out = StringIO()
+        sweep = document.Document("title", tables=[Table("Sweep", columns, [row])])
+        render.to_terminal(sweep, Console(file=out, width=width, highlight=False))
+        assert all(cell in out.getvalue() for cell in row)
+        assert all(head.removeprefix(">") in out.getvalue() for head in columns)
+
+
 def test_the_order_is_title_facts_tables_warnings_notes() -> None:
     out = printed()
     places = [
