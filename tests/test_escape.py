@@ -124,6 +124,9 @@ PIECES = [*NAMES, "`", "``", " `code` ", " ", "\\", "@u", "![x](http://y)"]
 @given(st.lists(texts() | st.sampled_from(PIECES), max_size=5))
 @example(["`a`", "``@b`x@user``"])
 @example(["\\", "`@a`"])
+@example([" ", "- a"])
+@example(["   ", "1. a"])
+@example(["    a"])
 def test_markdown_means_nothing_outside_of_code(parts: list[str]) -> None:
     shown = escape.markdown("".join(parts))
     kinds, text, everything = read(shown)

@@ -116,7 +116,7 @@ def test_as_many_wait_as_may_and_parts_of_what_was_taken_too(pool: Pool) -> None
 
     with pytest.raises(Busy, match=f"{MOST} requests wait already"):
         fill()
-    assert len(going) >= MOST
+    assert len(going) >= MOST - 2  # two parts of the large one may wait, too
     for answer in going:
         assert is_right(answer.result(SOON), given)
     assert is_right(large.result(SOON), slow(0.02, 60))
