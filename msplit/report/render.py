@@ -166,12 +166,17 @@ def _least(table: Table) -> int:
     """Columns of the terminal that a table needs so that no number is cut off; text may be broken. 0 where cells have several lines."""
     if not all(isinstance(cell, str) for row in table.rows for cell in row):
         return 0
-    widths = _widths(table)
+    widths, named = _widths(table), _named(table)
     least = [
-        width if name.startswith(">") else min(width, _NARROW)
-        for name, width in zip(table.columns, widths, strict=True)
+        width if name.startswith(">") else min(width, _NARROW) if column in named else 1
+        for column, (name, width) in enumerate(zip(table.columns, widths, strict=True))
     ]
     return sum(least) + _PADDING * len(widths) - 1
+
+
+def _named(table: Table) -> set[int]:
+    """Columns that have names."""
+    return {column for row in table.rows for column, cell in enumerate(row) if isinstance(cell, Name)}
 
 
 def _natural(table: Table) -> int:
@@ -182,10 +187,7 @@ def _natural(table: Table) -> int:
 def _broken(table: Table, width: int) -> Table:
     """Names on several lines, broken behind slashes. Columns of names share what the others leave, the shorter ones first."""
     widths = _widths(table)
-    named = sorted(
-        {column for row in table.rows for column, cell in enumerate(row) if isinstance(cell, Name)},
-        key=lambda column: widths[column],
-    )
+    named = sorted(_named(table), key=lambda column: widths[column])
     left = width - _PADDING * len(widths) + 1 - sum(widths) + sum(widths[column] for column in named)
     for place, column in enumerate(named):
         widths[column] = min(widths[column], max(left // (len(named) - place), _NARROW))

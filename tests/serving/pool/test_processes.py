@@ -105,7 +105,8 @@ def test_each_thread_gets_its_own_answers(pool: Pool) -> None:
 
     def many(first: float) -> None:
         for start in range(0, count, 20):
-            given = [feeds(first + start + number, 1 + number % 4) for number in range(20)]
+            # All slots have a step that takes a while, so that the others wait: a quick machine would run them one by one.
+            given = [slow(0.005)] * 4 + [feeds(first + start + number, 1 + number % 4) for number in range(16)]
             going = [pool.submit(one) for one in given]
             for one, answer in zip(given, going, strict=True):
                 assert is_right(answer.result(SOON), one)
