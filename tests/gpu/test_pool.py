@@ -264,3 +264,20 @@ def test_auto_chooses(built: Path) -> None:
     with msplit.pool(built, groups="auto") as pool:
         assert pool.settings.groups >= 1
         assert "chosen by measuring" in pool.about.notes[-1]
+
+
+def test_the_first_look_at_a_step_that_is_over_says_so(tmp_path: Path) -> None:
+    """An event loop looks once in some µs: of a build without kernels that were measured, CUDA alone tells the end."""
+    import msplit
+
+    for effort in ("fast", "full"):
+        path = tmp_path / effort
+        msplit.build(ROOT / "sample_graphs" / "mmoe_small.pb", path, engine="cuda", batches=(8,), effort=effort)
+        with msplit.pool(path, groups=1) as pool:
+            (feeds,) = requests_of(pool.inputs, 8, 1)
+            expected, (slot,) = pool.step(feeds), pool._steps.slots
+            for _ in range(20):
+                slot.start(8, [feeds])
+                time.sleep(0.01)
+                assert slot.over()
+                assert close_to(slot.outputs(), expected)

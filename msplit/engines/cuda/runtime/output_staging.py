@@ -112,10 +112,10 @@ class OutputStaging:
                 return False
 
     @property
-    def seen(self) -> Callable[[], bool]:
-        """Function that tells, without waiting, whether the replay that was announced last is over; false where only CUDA can tell."""
+    def seen(self) -> Callable[[], bool] | None:
+        """Function that tells, without waiting, whether the replay that was announced last is over; None where only CUDA can tell."""
         if self._output_copy is None or not CAN_POLL:
-            return lambda: False
+            return None
         number = self._output_copy.number
         return lambda: bool(number[0] == self._number)
 

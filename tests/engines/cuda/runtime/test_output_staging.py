@@ -1,9 +1,12 @@
 """Outputs by one kernel, and the number that says that they are there. In Triton's interpreter, on the CPU."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.output_staging import OutputStaging
 from tests.engines.cuda.interpreted import run_interpreted
 
@@ -114,3 +117,16 @@ def test_whether_there_is_anything_to_deliver(shapes, delivers):
     """Without a kernel of our own, a graph that delivers nothing would be empty, which CUDA does not run."""
     tensors = {str(number): torch.zeros(shape) for number, shape in enumerate(shapes)}
     assert OutputStaging(tensors, Device.of(torch.device("cpu")), captured=True).has_any == delivers
+
+
+def test_cuda_is_asked_at_each_look_where_no_kernel_tells_the_end() -> None:
+    staging = OutputStaging({"y": torch.zeros(2)}, Device.of(torch.device("cpu")), captured=False)
+    assert staging.seen is None
+    executable, asked = object.__new__(CudaExecutable), []
+    executable._outputs, executable._seen = staging, staging.seen
+    executable._origin = SimpleNamespace(query=lambda: asked.append(1) or len(asked) > 2)
+    assert [executable.over() for _ in range(3)] == [False, False, True]
+
+    executable._seen, executable._looks = (lambda: len(asked) > 3), 0  # CUDA is asked rarely, for faults
+    assert [executable.over() for _ in range(100)] == [False] * 100
+    assert len(asked) == 3
