@@ -25,6 +25,7 @@ from msplit.errors import Closed, DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.parts import PartedRequest
 from msplit.serving.pool.ports import Port, Ports
+from msplit.serving.pool.ring import HostMemory
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, Slot
@@ -338,6 +339,11 @@ class Pool(DisplayMixin):
     def lost(self) -> str | None:
         """Message of the GPU's failure; None while it works. After a failure, no pool of this process answers any more."""
         return None if self.failure is None else self.failure.what
+
+    @property
+    def host_memory(self) -> HostMemory | None:
+        """Has the GPU read memory of the host where it lies, where steps run on one in this process."""
+        return next((getattr(slot, "host_memory", None) for slot in self._steps.slots), None)
 
     @property
     def scheduler(self) -> Scheduler:

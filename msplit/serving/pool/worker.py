@@ -26,12 +26,23 @@ from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
 
+from msplit.engines.environment import THREADS_BYTES
 from msplit.errors import DeviceLost, EngineError
 from msplit.progress import Progress
 from msplit.serving.pool.given_values import Message, take_values
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Ports
-from msplit.serving.pool.ring import COUNTS, DROPPED, ERROR, OUTPUTS, Memory, MemorySizes, bytes_of, packed_error
+from msplit.serving.pool.ring import (
+    COUNTS,
+    DROPPED,
+    ERROR,
+    OUTPUTS,
+    HostMemory,
+    Memory,
+    MemorySizes,
+    bytes_of,
+    packed_error,
+)
 from msplit.serving.pool.settings import PoolSettings
 
 _SPIN = 1e-3
@@ -81,15 +92,17 @@ def sizes_of(ports: Ports, about: About, settings: PoolSettings) -> MemorySizes:
     rows = ports.batches[-1] if ports.batches else 0
     inputs, outputs = ports.input_layout(rows), ports.output_layout(about.outputs, rows)
     sizes = [0 if layout is None else bytes_of(layout) for layout in (inputs, outputs)]
+    if sizes[0] >= THREADS_BYTES:  # CUDA registers pages
+        sizes[0] += -sizes[0] % mmap.PAGESIZE
     wanted = 2 * int(settings.groups) * (rows if ports.joins else 1)
     slots = max(min(wanted, _MOST, _ROOM // max(sum(sizes), 1)), _FEWEST, 2 * settings.priorities)
     return MemorySizes(slots, sizes[0], sizes[1], inputs is None)
 
 
-def memory_of(hello: Hello, handle: int, bells: Sequence[int]) -> Memory:
+def memory_of(hello: Hello, handle: int, bells: Sequence[int], host_memory: HostMemory | None = None) -> Memory:
     """The memory that a process and a client share, as either sees it."""
     ports, outputs = hello.ports, hello.about.outputs
-    return Memory(handle, bells, hello.sizes, ports.input_layout, partial(ports.output_layout, outputs))
+    return Memory(handle, bells, hello.sizes, ports.input_layout, partial(ports.output_layout, outputs), host_memory)
 
 
 def is_ours(line: socket.socket) -> bool:
@@ -107,14 +120,14 @@ class _Client:
         gone: True when it has ended.
     """
 
-    def __init__(self, line: socket.socket, hello: Hello, counts: int) -> None:
+    def __init__(self, line: socket.socket, hello: Hello, counts: int, host_memory: HostMemory | None) -> None:
         flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
         self.line, self.taken, self.gone = line, 0, False
         self.bells = os.eventfd(0, flags), os.eventfd(0, flags)
         handle = os.memfd_create("msplit-pool")
         try:
             os.ftruncate(handle, hello.sizes.parts()[-1])
-            self.memory = memory_of(hello, handle, self.bells)
+            self.memory = memory_of(hello, handle, self.bells, host_memory)
             line.settimeout(_WATCH)
             socket.send_fds(line, [b"\0"], [handle, *self.bells, counts])
             line.sendall(pickle.dumps(hello))
@@ -199,7 +212,7 @@ class _Serving:
         line, _ = self._listener.accept()
         if not is_ours(line):
             line.close()
-        elif not (client := _Client(line, self._hello, self._counted)).gone:
+        elif not (client := _Client(line, self._hello, self._counted, self.pool.host_memory)).gone:
             for handle in (client.bells[0], line.fileno()):
                 self._clients[handle] = client
                 self._poller.register(handle, select.EPOLLIN)
@@ -273,6 +286,10 @@ class SlotReply:
             return True
         self._serving.tell(self, DROPPED, 0)
         return False
+
+    def places(self) -> Mapping[str, Any] | None:
+        """Places of outputs."""
+        return self.client.memory.outputs.views(self.slot, self.rows)
 
     def set_result(self, outputs: Mapping[str, Any]) -> None:
         """Writes outputs."""

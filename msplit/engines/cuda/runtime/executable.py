@@ -311,7 +311,7 @@ class CudaExecutable(Executable):
                 return self.begin(feeds)
         if self._prefetch is not None:
             self._prefetch.feeds = None  # for a step before this one
-        if not self._inputs.fill(feeds, ahead=True):
+        if not self._inputs.fill(feeds, ahead=True, direct=True):
             return False
         self._outputs.expect()
         self._graphs[CapturedGraph.STEP].start()
@@ -350,9 +350,9 @@ class CudaExecutable(Executable):
         self._outputs.settle()
         return True
 
-    def outputs(self) -> dict[str, NDArray[Any]]:
-        """Outputs of the step that is over."""
-        return {**self._outputs.read(), **self.program.known_outputs()}
+    def outputs(self, into: Arrays | None = None) -> dict[str, NDArray[Any]]:
+        """Outputs of the step that is over, those that fit in these arrays."""
+        return {**self._outputs.read(into), **self.program.known_outputs()}
 
     def outputs_on_device(self) -> dict[str, Any]:
         """Outputs of the step that was begun by `start` and is over, as tensors of the caller's own on the device."""
@@ -377,28 +377,38 @@ class CudaExecutable(Executable):
         caller = torch.cuda.current_stream(place)
         if self._capture:
             with self.device.entered():
-                self._bring(feeds)
+                read = self._bring(feeds, caller, then)
                 self._enqueue()
                 yield self._made_by_run()
         else:
             with self._on_origin():
                 self._origin.wait_stream(caller)
-                self._bring(feeds)
+                read = self._bring(feeds, self._origin, then)
                 results = self._record()
             caller.wait_stream(self._origin)
             with torch.no_grad(), torch.cuda.device(place), torch.cuda.stream(caller):
                 yield results
         try:
+            if read is not None:
+                read.synchronize()
             following = None if then is None else then()
             if following is not None and self._prefetch is not None:
                 self._prefetch.send(following)
         finally:
             caller.synchronize()
 
-    def _bring(self, feeds: Feeds) -> None:
-        taken = self._prefetch is not None and self._prefetch.take(feeds)
-        if not taken and not (self._inputs.has_large and self._inputs.send_all(feeds)):
+    def _bring(self, feeds: Feeds, stream: torch.cuda.Stream, then: Following | None) -> torch.cuda.Event | None:
+        """Brings inputs to the device on a stream, which is current. The event, where the step has a successor, is of the time when they
+        have been read out of the caller's memory: the successor's may be written there."""
+        if self._prefetch is not None and self._prefetch.take(feeds):
+            return None
+        if not (self._inputs.has_large and self._inputs.send_all(feeds, direct=True)):
             self._inputs.bring(feeds)
+        if then is None or not self._inputs.reads_callers:
+            return None
+        read = torch.cuda.Event()
+        read.record(stream)
+        return read
 
     def buffers(self) -> Arrays:
         """Pinned memory of inputs. It may be written again as soon as a step is over."""

@@ -64,8 +64,21 @@ class AsyncCopy:
         if self._index is None:
             self._target[first:last].copy_(self._source[first:last])
             return
-        stream = torch._C._cuda_getCurrentRawStream(self._index) if self._stream is None else self._stream
-        check(self._copy(self._to + first, self._from + first, last - first, self._kind, stream))
+        check(self._copy(self._to + first, self._from + first, last - first, self._kind, self._current()))
+
+    def send_from(self, array: NDArray[Any], first: int) -> bool:
+        """Issues the copy of an array, in memory that the GPU reads (`HostMemory`), to the bytes from `first` on. The array stays as it is
+        until that is over. False where CUDA refuses: parts of it may have been registered apart."""
+        if self._index is None:
+            self._target[first : first + array.nbytes].copy_(torch.from_numpy(array.reshape(-1).view(np.uint8)))
+            return True
+        if self._copy(self._to + first, array.ctypes.data, array.nbytes, _TO_DEVICE, self._current()):
+            runtime().cudaGetLastError()  # it would be the next one's error; that of a GPU that has failed stays
+            return False
+        return True
+
+    def _current(self) -> int:
+        return torch._C._cuda_getCurrentRawStream(self._index) if self._stream is None else self._stream
 
 
 class Memcpy:
