@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import mmap
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -332,3 +333,31 @@ def test_a_copy_that_cuda_refuses_comes_by_way_of_the_block(monkeypatch):
     x[...] = 3
     found.send_all({"x": x, "ids": np.zeros(30, np.int32)}, direct=True)
     assert to_numpy(found.on_device["x"]).min() == found.block.arrays["x"].min() == 3
+
+
+@pytest.mark.gpu
+def test_a_gpu_reads_pinned_and_registered_memory_where_it_lies(monkeypatch):
+    monkeypatch.setattr(input_staging, "_AHEAD_ALONE_BYTES", 1 << 20)
+    device = Device.of(torch.device("cuda"))
+    memory, size = device.owned(HostMemory), 1 << 21
+    with mmap.mmap(-1, size) as shared:
+        plain, large = np.arange(size // 4, dtype=np.float32), np.frombuffer(shared, np.float32)
+        pinned = torch.from_numpy(plain).pin_memory()
+        assert [memory.has(one) for one in (plain, large, pinned.numpy())] == [False, False, True]
+        assert memory.register(large.ctypes.data, size)
+        large[...] = plain[::-1]
+        found = InputStaging({"x": torch.zeros(size // 4), "ids": torch.zeros(30, dtype=torch.int32)}, device)
+        ids = np.arange(30, dtype=np.int32)
+        for value in (large, pinned.numpy(), pinned):
+            assert found.send_all({"x": value, "ids": ids}, direct=True)
+            torch.cuda.synchronize()
+            assert found.reads_callers
+            assert not found.block.arrays["x"].any()
+            np.testing.assert_array_equal(to_numpy(found.on_device["x"]), value)
+            np.testing.assert_array_equal(to_numpy(found.on_device["ids"]), ids)
+        memory.release(large.ctypes.data)
+        assert not memory.has(large)
+        assert memory.register(0, 4096) is False  # and the error is nobody else's
+        assert torch.ones(3, device="cuda").sum() == 3
+        memory._refused = False
+        del large
