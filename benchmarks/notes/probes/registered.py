@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 import msplit
-from msplit.engines.cuda.device.device import HostMemory
 from msplit.engines.cuda.runtime import input_staging
 from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.memcpy import HostMemory
 from msplit.opset import schema
 from msplit.progress import Progress, silent
 from msplit.run.request import RunOptions, RunRequest, request_of

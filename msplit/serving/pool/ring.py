@@ -22,7 +22,7 @@ slots are side by side, so that small ones stay in the processor's cache. What i
 own only while they are there.
 
 A slot with an array of a MB or more is registered with CUDA by the worker when it first has one: the GPU reads it there, without a copy
-in the worker (`engines.cuda.device.HostMemory`).
+in the worker (`engines.cuda.runtime.memcpy`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.base import Registers
 from msplit.engines.environment import THREADS, THREADS_BYTES, native_threads
 from msplit.errors import Closed, EngineError, MsplitError
 
@@ -67,16 +68,6 @@ Layouts = Callable[[int], Layout | None]
 """Gives the layout for a number of rows; None where a description has to say it."""
 
 
-class HostMemory(Protocol):
-    """What has a GPU read memory of the host where it lies."""
-
-    def register(self, address: int, size: int) -> bool:
-        """Begins with whole pages; false where that can not be."""
-
-    def release(self, address: int) -> None:
-        """Ends that, before they go."""
-
-
 class _Mapped(mmap.mmap):
     """The mapped file, of which slots are registered until nobody looks at any of its arrays.
 
@@ -85,7 +76,7 @@ class _Mapped(mmap.mmap):
         registered: Where they begin, and where that was refused.
     """
 
-    host_memory: HostMemory | None = None
+    host_memory: Registers | None = None
     registered: frozenset[int] = frozenset()
 
     def __del__(self) -> None:
@@ -310,7 +301,7 @@ class Memory:
         sizes: MemorySizes,
         inputs: Layouts,
         outputs: Layouts,
-        host_memory: HostMemory | None = None,
+        host_memory: Registers | None = None,
     ) -> None:
         counts, inputs_spill, outputs_spill = sizes.slots, *sizes.spills()
         asked, told, flags, self._asks, self._tells, ins, outs, spilled, rest, end = sizes.parts()

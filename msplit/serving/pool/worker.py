@@ -13,7 +13,6 @@ import os
 import pickle
 import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -26,23 +25,15 @@ from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
 
+from msplit.engines.base import Registers
 from msplit.engines.environment import THREADS_BYTES
+from msplit.engines.process import is_ours
 from msplit.errors import DeviceLost, EngineError
 from msplit.progress import Progress
 from msplit.serving.pool.given_values import Message, take_values
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Ports
-from msplit.serving.pool.ring import (
-    COUNTS,
-    DROPPED,
-    ERROR,
-    OUTPUTS,
-    HostMemory,
-    Memory,
-    MemorySizes,
-    bytes_of,
-    packed_error,
-)
+from msplit.serving.pool.ring import COUNTS, DROPPED, ERROR, OUTPUTS, Memory, MemorySizes, bytes_of, packed_error
 from msplit.serving.pool.settings import PoolSettings
 
 _SPIN = 1e-3
@@ -99,16 +90,10 @@ def sizes_of(ports: Ports, about: About, settings: PoolSettings) -> MemorySizes:
     return MemorySizes(slots, sizes[0], sizes[1], inputs is None)
 
 
-def memory_of(hello: Hello, handle: int, bells: Sequence[int], host_memory: HostMemory | None = None) -> Memory:
+def memory_of(hello: Hello, handle: int, bells: Sequence[int], host_memory: Registers | None = None) -> Memory:
     """The memory that a process and a client share, as either sees it."""
     ports, outputs = hello.ports, hello.about.outputs
     return Memory(handle, bells, hello.sizes, ports.input_layout, partial(ports.output_layout, outputs), host_memory)
-
-
-def is_ours(line: socket.socket) -> bool:
-    """True if the other end of a connection is this user's: any process can connect, and what is pickled is trusted."""
-    _, user, _ = struct.unpack("iII", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return bool(user == os.geteuid())
 
 
 class _Client:
@@ -120,7 +105,7 @@ class _Client:
         gone: True when it has ended.
     """
 
-    def __init__(self, line: socket.socket, hello: Hello, counts: int, host_memory: HostMemory | None) -> None:
+    def __init__(self, line: socket.socket, hello: Hello, counts: int, host_memory: Registers | None) -> None:
         flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
         self.line, self.taken, self.gone = line, 0, False
         self.bells = os.eventfd(0, flags), os.eventfd(0, flags)
@@ -153,10 +138,8 @@ class _Serving:
 
     def __init__(self, pool: Pool, hello: Hello, listener: socket.socket, stop: int, cores: int) -> None:
         self.pool, self._hello, self._listener, self._stop = pool, hello, listener, stop
-        self._spin, self._linger = (
-            _SPIN if cores > 1 else 0.0,
-            _LINGER if cores > 2 else 0.0,
-        )  # the other one looks, too
+        # The other one looks, too.
+        self._spin, self._linger = _SPIN if cores > 1 else 0.0, _LINGER if cores > 2 else 0.0
         self._main, self._lock = get_ident(), threading.Lock()
         self._clients: dict[int, _Client] = {}
         self._concerned, self._answered, self._under_way = set[_Client](), False, 0
@@ -333,7 +316,7 @@ def main(arguments: Sequence[str]) -> None:
     threading.Thread(target=_watch, args=(pipe, parent, stop, said), daemon=True).start()
     try:
         pool = start.make(lambda what, share: pipe.send((what, share)))
-        ports = pool.ports.on_host()
+        ports, _ = pool.ports.on_host(), pool.host_memory  # of which there may be a note
         sizes = sizes_of(ports, pool.about, pool.settings)
         serving = _Serving(
             pool, Hello(os.getpid(), ports, pool.about, pool.settings, sizes), listener, stop, start.cores

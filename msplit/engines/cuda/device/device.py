@@ -12,7 +12,6 @@ import ctypes
 import functools
 import importlib
 import importlib.metadata
-import logging
 import os
 import sys
 import threading
@@ -20,17 +19,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from msplit.engines.cuda.device.capture import ScratchPool, is_capturing, synchronize
 from msplit.errors import OutOfMemory
 
-_LOG = logging.getLogger("msplit")
-
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit order with the legacy default stream
-_PORTABLE = 1  # cudaHostRegisterPortable: all GPUs read it
-_ON_HOST = 1  # cudaMemoryTypeHost: it was allocated by CUDA, or is registered
 
 SUPPLY = 1 << 22
 """Counters of a device: 16 MiB."""
@@ -109,69 +103,6 @@ def check(status: int) -> None:
     """Raises what a call of that library answered, unless it is that all is well."""
     if status:
         torch.cuda.check_error(status)
-
-
-class _PointerAttributes(ctypes.Structure):
-    """CUDA's cudaPointerAttributes."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("device", ctypes.c_int),
-        ("on_device", ctypes.c_void_p),
-        ("on_host", ctypes.c_void_p),
-    )
-
-
-class HostMemory:
-    """Memory of the host that a GPU reads where it lies: pinned by PyTorch or another library, or registered with CUDA, here or elsewhere.
-
-    CUDA is asked each time, which takes a µs: what was registered may not be any more. Where CUDA has another opinion when it copies,
-    values are right all the same, since it reads any memory of the host. Without a GPU, as in tests, it is what was registered here.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device, self._refused = device, False
-        self._registered: dict[int, int] = {}
-
-    def register(self, address: int, size: int) -> bool:
-        """Has the GPU read memory, whole pages of it, where it lies. False where CUDA refuses, which the log says once.
-
-        It stays so until it is `release`d.
-        """
-        status = 0
-        if self._device.is_gpu and not self._refused:
-            with self._device.entered():
-                status = runtime().cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(size), _PORTABLE)
-                runtime().cudaGetLastError()  # an error would be that of the next one who asks
-        if status:
-            self._refused = True
-            _LOG.warning(
-                "CUDA refuses to register memory that processes share (error %d): the host copies inputs", status
-            )
-        if not self._refused:
-            self._registered[address] = size
-        return not self._refused
-
-    def release(self, address: int) -> None:
-        """Ends what `register` began, before the memory goes."""
-        if self._registered.pop(address, 0) and self._device.is_gpu:
-            runtime().cudaHostUnregister(ctypes.c_void_p(address))
-            runtime().cudaGetLastError()
-
-    def has(self, array: Any) -> bool:
-        """True if the GPU reads an array where it lies; false for all else than an array without gaps."""
-        if type(array) is not np.ndarray or not array.flags.c_contiguous:
-            return False
-        address = array.ctypes.data
-        if not self._device.is_gpu:
-            return any(
-                first <= address and address + array.nbytes <= first + size for first, size in self._registered.items()
-            )
-        found = _PointerAttributes()
-        if holding().cudaPointerGetAttributes(ctypes.byref(found), ctypes.c_void_p(address)):
-            holding().cudaGetLastError()
-            return False
-        return bool(found.type == _ON_HOST)
 
 
 class Semaphores:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Job
 from msplit.engines.cuda.device.capture import empty_cache
-from msplit.engines.cuda.device.device import Device, HostMemory, precision, priorities
+from msplit.engines.cuda.device.device import Device, precision, priorities
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels import store
 from msplit.engines.cuda.kernels.store import Store, file_of
@@ -25,6 +25,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.executables import Compiled, executable_for, executable_of, untimed_plan
 from msplit.engines.cuda.runtime.host import HostPart, StepCounter, Wrapped
+from msplit.engines.cuda.runtime.memcpy import HostMemory
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored import renewal
 from msplit.engines.cuda.stored.program import Restored, Weights, pack, unpack

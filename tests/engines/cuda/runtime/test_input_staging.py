@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.device import device as devices
-from msplit.engines.cuda.device.device import Device, HostMemory
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.runtime import input_staging, memcpy
 from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.memcpy import HostMemory
 from msplit.engines.cuda.runtime.output_staging import OutputStaging
 from msplit.errors import EngineError
 
@@ -316,7 +316,7 @@ def test_what_cuda_refuses_the_host_copies(monkeypatch, caplog):
         cudaHostUnregister=lambda address: said.append(address.value),
         cudaGetLastError=lambda: asked.append(1),
     )
-    monkeypatch.setattr(devices, "runtime", lambda: library)
+    monkeypatch.setattr(memcpy, "runtime", lambda: library)
     memory = HostMemory(SimpleNamespace(is_gpu=True, entered=nullcontext))
     assert memory.register(4096, 50)
     assert [memory.register(8192, 100), memory.register(8192, 50)] == [False, False]

@@ -14,13 +14,14 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.device.device import Device, HostMemory
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.device.ranks import Ranks
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.runtime import executable, input_staging
 from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.memcpy import HostMemory
 from msplit.engines.cuda.runtime.output_staging import CapturedGraph
 from msplit.errors import EngineError
 from msplit.opset import schema
@@ -155,7 +156,7 @@ def executable_on(gpu):
         expect=lambda: None,
         arrived=lambda: False,
         settle=lambda: None,
-        read=lambda: {name: value.copy() for name, value in given.items()},
+        read=lambda into=None: {name: value.copy() for name, value in given.items()},
     )
     return made
 
