@@ -21,6 +21,7 @@ from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program, StateMemory
+from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import EngineOptions, Torture
 from msplit.engines.cuda.runtime.input_staging import InputStaging, Prefetch
@@ -41,6 +42,11 @@ _ASK = 256
 _ROOTS = 2
 """With so many streams that start at once or more, a graph gets one kernel that they all follow. On an H200 every further
 kernel that follows nothing costs the start of a graph about 2 µs, and one that follows another 0.2."""
+
+
+_BESIDE = frozenset({CapturedGraph.DELIVER, CapturedGraph.GATHER})
+"""Graphs that run before or behind `RUN`."""
+_DELIVERS = frozenset({CapturedGraph.STEP, CapturedGraph.DELIVER})
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +129,14 @@ class CudaExecutable(Executable):
             self._inputs.fill({name: to_numpy(tensor) for name, tensor in feeds.items()})
             self._inputs.to_device()
             self._inputs.rest_to_device()  # by the graph's own kernel, which is compiled here
+            alone = not (self._lent or self._timing_only)
+            self._gathers = (
+                alone
+                and self._capture
+                and self._own_copies
+                and can_launch(self.device.place)
+                and self._inputs.gathers()
+            )
             # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
             with self.state.kept():
                 results = self._record()
@@ -143,6 +157,8 @@ class CudaExecutable(Executable):
             self._capture_graph(CapturedGraph.STEP)
             if not self._lent and self._outputs.has_any:
                 self._capture_graph(CapturedGraph.DELIVER)
+                if self._gathers and CapturedGraph.RUN in self._graphs:
+                    self._capture_graph(CapturedGraph.GATHER)
             self._outputs.aim()
             self._synchronize()
             self._outputs.settle()
@@ -235,7 +251,7 @@ class CudaExecutable(Executable):
         return self.program.results(values)
 
     def _capture_graph(self, kind: CapturedGraph) -> None:
-        """Captures one of them. `DELIVER` comes last.
+        """Captures one of them. `DELIVER` comes behind those that make what it delivers.
 
         Raises:
             EngineError: A step can not be captured; it is named.
@@ -246,10 +262,12 @@ class CudaExecutable(Executable):
                 stack.enter_context(memory.used())
             if kind is CapturedGraph.STEP and self._inputs.rest:
                 self._inputs.rest_to_device()
-            elif kind is not CapturedGraph.DELIVER and len(self.stream_program.fork) >= _ROOTS:
+            elif kind not in _BESIDE and len(self.stream_program.fork) >= _ROOTS:
                 self._root.add_(1)
-            results = self._made_by_run() if kind is CapturedGraph.DELIVER else self._record()
-            if kind is not CapturedGraph.RUN:
+            if kind is CapturedGraph.GATHER:
+                self._inputs.gather()
+            results = self._made_by_run() if kind in _BESIDE else self._record()
+            if kind in _DELIVERS:
                 self._outputs.to_host(results, graph=int(kind is CapturedGraph.DELIVER))
         self._graphs[kind] = GraphExec(graph, self.device.place)
         self._results[kind] = results
@@ -303,7 +321,8 @@ class CudaExecutable(Executable):
         return self.outputs()
 
     def begin(self, feeds: Feeds) -> bool:
-        """Begins a step if it is a captured graph, fed from the host, on the current stream of its GPU."""
+        """Begins a step if it is a captured graph, fed from the host, or captured graphs, fed with small tensors on its GPU alone, on the
+        current stream there."""
         if not self._capture:
             return False
         if not self.device.is_current:  # a default stream has one handle on all GPUs, which means the current one's
@@ -311,6 +330,11 @@ class CudaExecutable(Executable):
                 return self.begin(feeds)
         if self._prefetch is not None:
             self._prefetch.feeds = None  # for a step before this one
+        if CapturedGraph.GATHER in self._graphs and self._inputs.aim(feeds):
+            self._outputs.expect()
+            for kind in (CapturedGraph.GATHER, CapturedGraph.RUN, CapturedGraph.DELIVER):
+                self._graphs[kind].start()
+            return True
         if not self._inputs.fill(feeds, ahead=True, direct=True):
             return False
         self._outputs.expect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_, itemgetter
@@ -16,7 +17,7 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of, to_numpy
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.kernels.memory import copy, seen_by
+from msplit.engines.cuda.kernels.memory import Gather, copy, seen_by
 from msplit.engines.cuda.runtime.memcpy import AsyncCopy, HostMemory, Memcpy, Tell
 from msplit.engines.environment import native_threads
 from msplit.errors import EngineError
@@ -98,12 +99,12 @@ class _Together:
 
     Attributes:
         take: Their values out of all that are fed.
-        like: Shape, type and device of each.
+        like: Shapes, types, devices and layouts.
         alike: Numbers of those of a type, and their places.
     """
 
     take: Callable[[Feeds], tuple[Any, ...]]
-    like: list[tuple[torch.Size, torch.dtype, torch.device, torch.layout]]
+    like: _Described
     alike: list[tuple[Callable[[Sequence[Any]], tuple[Any, ...]], list[torch.Tensor]]]
 
     @staticmethod
@@ -115,17 +116,21 @@ class _Together:
             return None
         numbers = [[at for at, tensor in enumerate(tensors) if tensor.dtype == dtype] for dtype in dtypes]
         alike = [(_taker(those), [tensors[at] for at in those]) for those in numbers]
-        return _Together(_taker(list(places)), [_described(tensor) for tensor in tensors], alike)
+        return _Together(_taker(list(places)), _described(tensors), alike)
 
-    def copy(self, feeds: Feeds) -> bool:
-        """Issues the copies on the current stream; false, and nothing is copied, where one is anything but such a tensor."""
+    def taken(self, feeds: Feeds) -> Sequence[torch.Tensor]:
+        """The values of a step; none where one is anything but such a tensor. Each is asked each time: a tensor may have become another."""
         try:
             values = self.take(feeds)
         except KeyError:
-            return False
-        if not _PLAIN.issuperset(map(type, values)) or list(map(_described, values)) != self.like:
-            return False
-        if any(value.is_neg() for value in values):  # only its values say so, not its bits
+            return ()
+        if not _PLAIN.issuperset(map(type, values)) or _described(values) != self.like:
+            return ()
+        return () if any(map(torch.Tensor.is_neg, values)) else values  # only its values say so, not its bits
+
+    def copy(self, feeds: Feeds) -> bool:
+        """Issues the copies on the current stream; false, and nothing is copied, where one is anything but such a tensor."""
+        if not (values := self.taken(feeds)):
             return False
         for take, places in self.alike:
             _copy_together(take(values), places)
@@ -166,6 +171,7 @@ class InputStaging:
         self._seen: torch.Tensor | None = None
         if own_kernel and can_launch(device.place) and self.block.host.numel() > _ENGINE_BYTES:
             self._seen = seen_by(device.place, self.block.host)
+        self._gather: Gather | None = None
 
     def _group(self, run: list[str]) -> _Group:
         arrays = [self.block.arrays[name] for name in run]
@@ -173,6 +179,30 @@ class InputStaging:
         memory = memoryview(self.block.host.numpy()[start : start + sum(array.nbytes for array in arrays)])
         shapes, dtypes = [array.shape for array in arrays], [array.dtype for array in arrays]
         return _Group(tuple(run), _taker(run), shapes, dtypes, arrays, start, memory)
+
+    def gathers(self) -> bool:
+        """Makes, and runs once, the kernel that `gather` issues. False where there is none: inputs are few, large, or of parts of words."""
+        places = list(self.on_device.values())
+        if self._together is not None and Gather.fits(places):
+            with contextlib.suppress(EngineError):  # of a build that has no such kernel, where none can be compiled
+                self._gather = Gather(places)
+                self._gather.issue()
+                return True
+        return False
+
+    def gather(self) -> None:
+        """Issues the copies of tensors on the device to their places, on the current stream."""
+        assert self._gather is not None
+        self._gather.issue()
+
+    def aim(self, feeds: Feeds) -> bool:
+        """Has the captured `gather` copy these tensors; false where one is anything else than a contiguous tensor there."""
+        assert self._gather is not None
+        assert self._together is not None
+        values = self._together.taken(feeds)
+        if not values or not all(map(torch.Tensor.is_contiguous, values)):
+            return False
+        return self._gather.aim([*map(torch.Tensor.data_ptr, values)])
 
     @property
     def has_large(self) -> bool:
@@ -435,8 +465,13 @@ def settled(name: str, value: Any) -> torch.Tensor:
     return tensor
 
 
-def _described(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device, torch.layout]:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+_Described = tuple[list[torch.Size], list[torch.dtype], list[torch.device], list[torch.layout]]
+
+
+def _described(tensors: Sequence[torch.Tensor]) -> _Described:
+    """All of one kind together: half of the time that it takes one tensor after the other."""
+    shapes, dtypes = [*map(torch.Tensor.size, tensors)], [one.dtype for one in tensors]
+    return shapes, dtypes, [one.device for one in tensors], [one.layout for one in tensors]
 
 
 def _taker(names: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:

@@ -147,6 +147,7 @@ class CapturedGraph(Enum):
     STEP = "fetches the inputs that are not sent ahead, runs, and delivers the outputs"
     RUN = "runs on what is on the device, and leaves its results there"
     DELIVER = "delivers what `RUN` made"
+    GATHER = "copies inputs that are tensors on the device to where `RUN` reads them"
 
 
 class GraphExec:
