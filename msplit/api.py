@@ -138,7 +138,7 @@ def pool(
     max_rows: int | None = None,
     max_memory: int | None = None,
     host_threads: int | None = None,
-    workers: int | None = None,
+    workers: int | str | None = None,
     retries: int = 1,
     latency_us: float | None = None,
     progress: Progress | None = None,
@@ -160,9 +160,9 @@ def pool(
         max_rows: Most rows of a request; one of more rows than a step has is run in several. None: those of 256 steps.
         max_memory: Most bytes on the device.
         host_threads: Threads for what the host runs.
-        workers: Processes on each GPU; one on each where `devices` names several, else none: steps run in this process.
+        workers: Processes on each GPU; ``auto`` measures. None: one on each where `devices` names several, else steps run in this process.
         retries: How often a request is run again whose process has ended.
-        latency_us: Of ``groups="auto"``: the most that 99 of 100 requests may take, in µs.
+        latency_us: Of what is ``auto``: the most that 99 of 100 requests may take, in µs.
         progress: Told what is being done and how much of it is done.
         options: As for `prepare`: see `RunOptions`.
 

@@ -47,8 +47,8 @@ class SharedEngine(options.Devices, Engine):
     """Likewise, on several GPUs."""
 
 
-def _groups(text: str) -> int | str:
-    """A number of slots, or ``auto``. Of NVIDIA's variable, which may have a number for each GPU, the first."""
+def _number_or_auto(text: str) -> int | str:
+    """A number, or ``auto``. Of NVIDIA's variable, which may have a number for each GPU, the first."""
     number = text.partition(",")[0].strip()
     if text != "auto" and not (number.isascii() and number.isdigit() and int(number)):
         raise ValueError(f"{text!r} is neither a number of one or more nor auto")
@@ -60,7 +60,7 @@ class PoolOptions:
     """How a pool answers requests."""
 
     groups: int | str = option(
-        type=options.Parsed("n|auto", _groups),
+        type=options.Parsed("n|auto", _number_or_auto),
         default="4",
         envvar="TF_GPU_STREAM_GROUP_COUNT",
         help="Steps in flight at once (or TF_GPU_STREAM_GROUP_COUNT); auto: as many as measure best.",
@@ -81,7 +81,9 @@ class PoolOptions:
     max_rows: int | None = key("--pool", "Most rows of a request (none: those of 256 steps).", click.IntRange(1))
     max_memory: float | None = key("--pool", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True))
     host_threads: int | None = key("--pool", "Threads for what runs on the host.", click.IntRange(1))
-    workers: int | None = key("--pool", "Processes on each GPU.", click.IntRange(1, 64))
+    workers: int | str | None = key(
+        "--pool", "Processes on each GPU; auto: as many as measure best.", options.Parsed("n|auto", _number_or_auto)
+    )
     latency_us: float | None = key("--pool", "Most µs for 99 of 100 requests (auto, --sweep).", click.FloatRange(1))
     retries: int = key("--pool", "Further runs if a process ends.", click.IntRange(0), 1)
 

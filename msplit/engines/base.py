@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -385,6 +385,16 @@ class Executable:
             on_device: As in `step_on_device`.
         """
         return self.step_on_device(feeds) if on_device else self.step(feeds)
+
+
+class Registers(Protocol):
+    """What has a GPU read memory of the host where it lies."""
+
+    def register(self, address: int, size: int) -> bool:
+        """Begins with whole pages; false where that can not be."""
+
+    def release(self, address: int) -> None:
+        """Ends that, before they go."""
 
 
 class Engine:

@@ -23,7 +23,7 @@ from typing import Any
 from msplit.engines.base import Feeds, device_lost
 from msplit.errors import Closed
 from msplit.serving.pool.scheduler import NEVER, Step
-from msplit.serving.pool.steps import Answer, Condition, PoolFuture, PoolSteps, Slot, drain, wake
+from msplit.serving.pool.steps import Answer, Condition, PoolFuture, PoolSteps, Slot, drain, outputs_for, wake
 
 _POLLS = 8
 """Number of polls of a thread before it lets other threads run."""
@@ -122,7 +122,7 @@ class ThreadDriver:
             slot = self._steps.slots[step.slot]
             try:
                 if slot.over():
-                    self._end_alone(step, future, slot.outputs())
+                    self._end_alone(step, future, outputs_for(future, slot))
                 else:
                     self._alone.append((step, future))
             except Exception as problem:  # noqa: BLE001  who waits for the step gets it

@@ -25,6 +25,8 @@ from msplit.verify.results import OutputCheck
 
 _MOST_SLOTS = 16
 """Most slots that ``auto`` tries; with 32, an H200 answers fewer requests than with 8."""
+_MOST_WORKERS = 4
+"""Most processes on each GPU that ``auto`` tries."""
 _TRIAL = 0.2
 """Seconds of one measurement of ``auto``."""
 _TAIL = 3.0
@@ -227,6 +229,39 @@ def _flood(pool: Pool, feeds: Feeds, window: int) -> tuple[float, float]:
             times.append(time.perf_counter() - since)
         now = time.perf_counter()
     return len(times) / (now - start), float(np.quantile(times, 0.99)) * 1e6
+
+
+def make_with_workers(open_pool: Callable[[PoolSettings], Pool], settings: PoolSettings) -> Pool:
+    """Makes a pool with the number of processes on each GPU that answers most requests per second, 99 of 100 of them within the bound on
+    latency. Each number is tried with a pool of its own, which is asked from here.
+
+    Raises:
+        MsplitError: Not even one process can be started; or what `open_pool` raises when the choice is made.
+    """
+    tried, trials = list[Tried](), list[str]()
+    bound, workers, before = settings.latency_us, 1, 0.0
+    while workers <= _MOST_WORKERS:
+        try:
+            with open_pool(replace(settings, workers=workers, max_queue=0, max_delay_us=0.0)) as pool:
+                groups = int(pool.settings.groups)
+                rate, high = _flood(pool, pool.ports.example, groups * len(pool.processes()))
+        except MsplitError as problem:
+            if not tried:
+                raise
+            trials.append(f"{workers} can not be: {problem.what}")
+            break
+        bound = bound or _TAIL * high
+        trials.append(f"{workers} of {groups} slots: {rate:,.0f}/s, p99 {high:,.0f} µs")
+        tried.append(Tried(rate, high if tried else min(high, bound), (workers,), (workers, groups)))
+        if rate < before * WORTH:
+            break
+        workers, before = workers * 2, rate
+    best = choose(tried, bound)
+    workers, groups = best.settings if best else tried[0].settings
+    pool = open_pool(replace(settings, workers=workers, groups=groups))
+    note = f"processes on each GPU were chosen by measuring: {'; '.join(trials)}"
+    pool.about = replace(pool.about, notes=(*pool.about.notes, note))
+    return pool
 
 
 Make = Callable[[int, PoolSettings], Callable[[Progress], Pool]]

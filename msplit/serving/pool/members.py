@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import Any
 from weakref import finalize
 
-from msplit.engines.process import Process
+from msplit.engines.process import Process, is_ours
 from msplit.errors import Closed, EngineError
 from msplit.progress import Progress
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ring import COUNTS, unpacked_error
 from msplit.serving.pool.scheduler import Request, Stats
 from msplit.serving.pool.steps import PoolFuture, ProcessState
-from msplit.serving.pool.worker import Hello, Start, is_ours, memory_of
+from msplit.serving.pool.worker import Hello, Start, memory_of
 
 _LOOK = 0.05
 """Seconds between two looks whether the pool is closed, while a process is started."""

@@ -6,6 +6,7 @@ so, and `slots` are what steps run in.
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -13,14 +14,16 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Protocol
 
+import numpy as np
+
 from msplit.assignment.model import DisplayMixin, Facts
 from msplit.core.arguments import number, whole
-from msplit.engines.base import Executable, Feeds, called_with, device_lost
+from msplit.engines.base import Executable, Feeds, Registers, called_with, device_lost
 from msplit.errors import Closed, DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.parts import PartedRequest
@@ -338,6 +341,21 @@ class Pool(DisplayMixin):
     def lost(self) -> str | None:
         """Message of the GPU's failure; None while it works. After a failure, no pool of this process answers any more."""
         return None if self.failure is None else self.failure.what
+
+    @cached_property
+    def host_memory(self) -> Registers | None:
+        """Has the GPU read memory of the host where it lies, where steps run on one in this process. None where that can not be, of which
+        there is a note then."""
+        found: Registers | None = next((getattr(slot, "host_memory", None) for slot in self._steps.slots), None)
+        if found is None:
+            return None
+        page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
+        if found.register(page.ctypes.data, page.nbytes):
+            found.release(page.ctypes.data)
+            return found
+        note = "CUDA does not register memory that processes share, as where `ulimit -l` is low: large inputs are copied once more"
+        self.about = replace(self.about, notes=(*self.about.notes, note))
+        return None
 
     @property
     def scheduler(self) -> Scheduler:

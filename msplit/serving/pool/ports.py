@@ -64,6 +64,7 @@ class Ports:
         inputs: Type and shape of every input by name.
         joins: True where several requests may share a step, and a step may be padded.
         batches: Rows of the steps that were prepared, ascending; empty where shapes are fixed.
+        example: Request that is legal, where one is known; else empty.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Ports:
         example: Arrays | None = None,
     ) -> None:
         self.batches = tuple(batch for batch in shapes if batch)
-        self._pads, self._device = pads, device
+        self._pads, self._device, self.example = pads, device, example or {}
         self.joins, self._mixes = rows is not None and bool(self.batches), mixes
         self._largest = max(self.batches, default=0)
         self._most = max_rows or MAX_STEPS * self._largest
@@ -109,7 +110,7 @@ class Ports:
         self._shared = [name for name, count in self._entries.items() if not count and self.joins]
         self._texts = [name for name in largest if dtypes[name] == _TEXT]
         self._row = {
-            name: _first_row(largest[name], dtypes[name], count, (example or {}).get(name))
+            name: _first_row(largest[name], dtypes[name], count, self.example.get(name))
             for name, count in self._entries.items()
             if count
         }

@@ -20,6 +20,9 @@ wakes who waits. Its system calls also order the memory, on every processor: who
 Arrays lie one behind the other at multiples of 64 bytes, in the order of the ports, where shapes are those of so many rows. Those of all
 slots are side by side, so that small ones stay in the processor's cache. What is shaped otherwise, strings, and errors take memory of their
 own only while they are there.
+
+A slot with an array of a MB or more is registered with CUDA by the worker when it first has one: the GPU reads it there, without a copy
+in the worker (`engines.cuda.runtime.memcpy`).
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.base import Registers
 from msplit.engines.environment import THREADS, THREADS_BYTES, native_threads
 from msplit.errors import Closed, EngineError, MsplitError
 
@@ -64,6 +68,30 @@ Layouts = Callable[[int], Layout | None]
 """Gives the layout for a number of rows; None where a description has to say it."""
 
 
+class _Mapped(mmap.mmap):
+    """The mapped file, of which slots are registered until nobody looks at any of its arrays.
+
+    Attributes:
+        host_memory: Registers them; None: nothing does.
+        registered: Where they begin, and where that was refused.
+    """
+
+    host_memory: Registers | None = None
+    registered: frozenset[int] = frozenset()
+
+    def __del__(self) -> None:
+        if self.host_memory is not None:  # a finalizer would come when the memory is gone
+            for address in self.registered:
+                self.host_memory.release(address)
+
+    def register(self, first: int, size: int) -> None:
+        """Registers a slot, unless it is."""
+        address = np.frombuffer(self, np.uint8, 1, first).ctypes.data
+        if self.host_memory is not None and address not in self.registered:
+            self.registered |= {address}
+            self.host_memory.register(address, size)
+
+
 def _up(size: int, to: int) -> int:
     return -(-size // to) * to
 
@@ -79,7 +107,7 @@ class MemorySizes:
 
     Attributes:
         slots: Number of slots.
-        inputs, outputs: Bytes of a request and of an answer that a slot keeps ready.
+        inputs, outputs: Bytes of a request, whole pages where it is large, and of an answer that a slot keeps ready.
         texts: True where requests have strings, and may need `SPILL` bytes more.
     """
 
@@ -152,10 +180,13 @@ class Area:
         start, stride: Where those of the first slot begin, and bytes of each.
         spilled, room: Where what the first slot spills begins, and bytes for that of each.
         layouts: Layout by number of rows.
+        reads: True where a GPU reads them.
     """
 
-    def __init__(self, memory: mmap.mmap, start: int, stride: int, spilled: int, room: int, layouts: Layouts) -> None:
-        self._memory, self._start, self._stride, self._layouts = memory, start, stride, layouts
+    def __init__(
+        self, memory: _Mapped, start: int, stride: int, spilled: int, room: int, layouts: Layouts, *, reads: bool
+    ) -> None:
+        self._memory, self._start, self._stride, self._layouts, self._reads = memory, start, stride, layouts, reads
         self._spilled, self._room = spilled, _up(room, mmap.PAGESIZE)
         self._views: dict[tuple[int, int], dict[str, NDArray[Any]] | None] = {}
 
@@ -173,18 +204,24 @@ class Area:
             for name, (dtype, shape) in layout.items():
                 found[name] = np.ndarray(shape, dtype, self._memory, at)
                 at += _up(found[name].nbytes, _LINE)
+            if self._reads and max((value.nbytes for value in found.values()), default=0) >= THREADS_BYTES:
+                self._memory.register(self._start + slot * self._stride, self._stride)
         self._views[key] = found
         return found
 
     def write(self, slot: int, rows: int, arrays: Mapping[str, Any]) -> int:
-        """Copies arrays into a slot. Returns the bytes that are spilled, 0 where they are laid out. Raises what `spill` does."""
+        """Copies arrays into a slot, but for those that are its `views`. Returns the bytes that are spilled, 0 where they are laid out.
+
+        Raises what `spill` does.
+        """
         views = self.views(slot, rows)
         if views is not None and len(views) == len(arrays):
             for name, view in views.items():
                 value = arrays.get(name)
                 if value is None or value.shape != view.shape or value.dtype != view.dtype:
                     break
-                _copy(value, view)
+                if value is not view:
+                    _copy(value, view)
             else:
                 return 0
         return self.spill(slot, pickle.dumps(dict(arrays), pickle.HIGHEST_PROTOCOL))
@@ -248,6 +285,7 @@ class Memory:
         handle: Descriptor of the file, which has the right size.
         bells: Descriptors of the eventfds of requests and of answers.
         inputs, outputs: Layouts by number of rows.
+        host_memory: Registers inputs, in the process that has the GPU.
 
     Attributes:
         requests, answers: The rings.
@@ -257,18 +295,25 @@ class Memory:
     """
 
     def __init__(
-        self, handle: int, bells: Sequence[int], sizes: MemorySizes, inputs: Layouts, outputs: Layouts
+        self,
+        handle: int,
+        bells: Sequence[int],
+        sizes: MemorySizes,
+        inputs: Layouts,
+        outputs: Layouts,
+        host_memory: Registers | None = None,
     ) -> None:
         counts, inputs_spill, outputs_spill = sizes.slots, *sizes.spills()
         asked, told, flags, self._asks, self._tells, ins, outs, spilled, rest, end = sizes.parts()
-        self._memory = memory = mmap.mmap(handle, end)
+        self._memory = memory = _Mapped(handle, end)
+        memory.host_memory = host_memory
         whole = memoryview(memory)
         self.taken = whole[:8].cast("q")
         self.requests = Ring(whole[asked : asked + 4 * counts].cast("I"), bells[0])
         self.answers = Ring(whole[told : told + 4 * counts].cast("I"), bells[1])
         self.flags = whole[flags : flags + counts]
-        self.inputs = Area(memory, ins, sizes.inputs, spilled, inputs_spill, inputs)
-        self.outputs = Area(memory, outs, sizes.outputs, rest, outputs_spill, outputs)
+        self.inputs = Area(memory, ins, sizes.inputs, spilled, inputs_spill, inputs, reads=host_memory is not None)
+        self.outputs = Area(memory, outs, sizes.outputs, rest, outputs_spill, outputs, reads=False)
 
     def ask(self, slot: int, feeds: Mapping[str, Any], rows: int, level: int, since: float, deadline: float) -> None:
         """Writes a request into a slot that is free; `requests.push` is next. Raises what `Area.write` does."""

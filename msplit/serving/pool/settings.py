@@ -37,12 +37,12 @@ class PoolSettings:
         max_queue: Most requests that may wait; further ones are refused (`errors.Busy`). 0: no limit.
         max_memory: Most bytes on each GPU for weights and all slots, of all processes together; None: as many as are free there.
         host_threads: Threads that run the host part of a model (strings, tables, parsing), and TensorFlow's sessions; None: one per slot.
-        workers: Processes on each GPU, each with slots and weights of its own; None: one on each where there are several GPUs, else none,
-            and steps run in the caller's process.
+        workers: Processes on each GPU, each with slots and weights of its own; ``auto`` chooses by measuring, as of `groups`. None: one
+            on each where there are several GPUs, else none, and steps run in the caller's process.
         retries: How often a request is run again whose process has ended; 0: it fails (`errors.ProcessLost`).
         max_rows: Most rows of a request. One of more rows than a step has is run in several steps. None: `MAX_STEPS` steps of the largest
             batch.
-        latency_us: Most time that 99 of 100 requests may take, in µs, for ``groups="auto"``; None: three times that of a step.
+        latency_us: Most time that 99 of 100 requests may take, in µs, for what is ``auto``; None: three times that of a step.
     """
 
     groups: int | str = 4
@@ -53,7 +53,7 @@ class PoolSettings:
     max_queue: int = 0
     max_memory: int | None = None
     host_threads: int | None = None
-    workers: int | None = None
+    workers: int | str | None = None
     retries: int = 1
     max_rows: int | None = None
     latency_us: float | None = None
@@ -66,7 +66,9 @@ class PoolSettings:
         batches = () if self.batches is None else listed("batches", self.batches)
         object.__setattr__(self, "batches", batches or None)
         least = {"max_batch": 1, "priorities": 1, "max_queue": 0, "max_memory": 1, "host_threads": 1}
-        least |= {"workers": 1, "retries": 0, "max_rows": 1}
+        least |= {"retries": 0, "max_rows": 1}
+        if self.workers not in (None, AUTO):
+            whole("the number of workers", self.workers, 1, MAX_GROUPS)
         for name, low in least.items():
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), low)

@@ -30,7 +30,7 @@ from msplit.run.prepare import make_ready
 from msplit.run.renew import ModelValues, executable_beside, making_beside, verify_made
 from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
-from msplit.serving.pool.making import Recipe, make_processes
+from msplit.serving.pool.making import Recipe, make_processes, make_with_workers
 from msplit.serving.pool.making import make as make_pool
 from msplit.serving.pool.pool import Pool, Renews
 from msplit.serving.pool.ports import Ports, Shape
@@ -68,6 +68,8 @@ def pool(
             f"{settings.priorities} levels of priority share {settings.groups} groups, and each has one of its own",
             fix=f"give {settings.priorities} groups or more",
         )
+    if settings.workers == AUTO:
+        return make_with_workers(partial(_in_processes, model, request, tell=progress or silent), settings)
     if len(request.devices) > 1 or settings.workers:
         return _in_processes(model, request, settings, progress or silent)
     recipe = (recipe_of or recipes(model, request, (settings,), progress))(settings)
@@ -84,23 +86,18 @@ def _in_processes(
     model: FlatGraph | str | os.PathLike[str], request: RunRequest, settings: PoolSettings, tell: Progress
 ) -> Pool:
     """Makes a pool of one or several processes for each device of the request."""
-    choice: ReadOptions | None = None
+    choice, workers = None, int(settings.workers or 1)
     if isinstance(model, FlatGraph) or not is_build(path(model)):
         flat = opened(model)
         refuse_devices(request, *choose_engine(request, flat))
         choice, model = flat.model.choice, flat.model.path
         if not os.path.exists(model):
             raise MsplitError("processes read the model from its file, and it has none", fix="save it, or name one GPU")
-    if (
-        (settings.workers or 1) > 1
-        and request.device == "cuda"
-        and not ENGINE.unavailable()
-        and (why := mps(start=True))
-    ):
-        what = f"{settings.workers} processes of a GPU answer half of what one does without NVIDIA's MPS: {why}"
+    if workers > 1 and request.device == "cuda" and not ENGINE.unavailable() and (why := mps(start=True)):
+        what = f"{workers} processes of a GPU answer half of what one does without NVIDIA's MPS: {why}"
         raise MsplitError(what, fix="leave workers out, and give more groups; `msplit doctor` says whether MPS runs")
     where, started = os.path.abspath(os.fspath(model)), count()
-    places = request.places * (settings.workers or 1)
+    places = request.places * workers
 
     def make(number: int, own: PoolSettings) -> Callable[[Progress], Pool]:
         index = number % len(request.places)

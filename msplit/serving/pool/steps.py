@@ -46,8 +46,8 @@ class Slot(Protocol):
     def wait(self) -> None:
         """Returns when the step is over, or sooner. Other threads of Python can run meanwhile."""
 
-    def outputs(self) -> Answer:
-        """Outputs of the step that is over, which belong to the caller."""
+    def outputs(self, into: Mapping[str, Any] | None = None) -> Answer:
+        """Outputs of the step that is over, which belong to the caller; those that fit may lie in these arrays of the caller's."""
 
     def outputs_on_device(self) -> dict[str, Any]:
         """Outputs of the step that is over, as PyTorch tensors on the device.
@@ -86,8 +86,8 @@ class StepSlot(Slot):
     def wait(self) -> None:
         """Returns at once."""
 
-    def outputs(self) -> Answer:
-        """Outputs of the step."""
+    def outputs(self, into: Mapping[str, Any] | None = None) -> Answer:
+        """Outputs of the step, in memory of their own."""
         return self._outputs
 
     def facts(self) -> Mapping[str, Any]:
@@ -124,9 +124,9 @@ class SimulatedSlot:
         assert self._running is not None
         self._running.exception()
 
-    def outputs(self) -> Answer:
+    def outputs(self, into: Mapping[str, Any] | None = None) -> Answer:
         """Outputs of the step."""
-        return self._slot.outputs()
+        return self._slot.outputs(into)
 
     def outputs_on_device(self) -> dict[str, Any]:
         """Outputs as PyTorch tensors on the CPU, which stands in for the device; strings as arrays."""
@@ -452,7 +452,8 @@ class PoolSteps:
                     slot = self.slots[step.slot]
                     if slot.over():
                         on_device = step.requests[0].on_device
-                        over.append((step, slot.outputs_on_device() if on_device else slot.outputs()))
+                        future = step.requests[0].future if len(step.requests) == 1 else None
+                        over.append((step, slot.outputs_on_device() if on_device else outputs_for(future, slot)))
                 except Exception as problem:  # noqa: BLE001  those that wait for the step get it
                     over.append((step, problem))
             for entry in over:
@@ -577,6 +578,12 @@ class PoolSteps:
         """Counts so far."""
         with self._lock:
             return self.scheduler.stats()
+
+
+def outputs_for(future: Any, slot: Slot) -> Answer:
+    """Outputs of a step that is over for the only one who gets them, if there is one: at their places, if that has memory for them."""
+    places = getattr(future, "places", None)
+    return slot.outputs() if places is None else slot.outputs(places())
 
 
 def drain(slot: Slot) -> None:

@@ -13,7 +13,6 @@ import os
 import pickle
 import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -26,6 +25,9 @@ from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
 
+from msplit.engines.base import Registers
+from msplit.engines.environment import THREADS_BYTES
+from msplit.engines.process import is_ours
 from msplit.errors import DeviceLost, EngineError
 from msplit.progress import Progress
 from msplit.serving.pool.given_values import Message, take_values
@@ -81,21 +83,17 @@ def sizes_of(ports: Ports, about: About, settings: PoolSettings) -> MemorySizes:
     rows = ports.batches[-1] if ports.batches else 0
     inputs, outputs = ports.input_layout(rows), ports.output_layout(about.outputs, rows)
     sizes = [0 if layout is None else bytes_of(layout) for layout in (inputs, outputs)]
+    if sizes[0] >= THREADS_BYTES:  # CUDA registers pages
+        sizes[0] += -sizes[0] % mmap.PAGESIZE
     wanted = 2 * int(settings.groups) * (rows if ports.joins else 1)
     slots = max(min(wanted, _MOST, _ROOM // max(sum(sizes), 1)), _FEWEST, 2 * settings.priorities)
     return MemorySizes(slots, sizes[0], sizes[1], inputs is None)
 
 
-def memory_of(hello: Hello, handle: int, bells: Sequence[int]) -> Memory:
+def memory_of(hello: Hello, handle: int, bells: Sequence[int], host_memory: Registers | None = None) -> Memory:
     """The memory that a process and a client share, as either sees it."""
     ports, outputs = hello.ports, hello.about.outputs
-    return Memory(handle, bells, hello.sizes, ports.input_layout, partial(ports.output_layout, outputs))
-
-
-def is_ours(line: socket.socket) -> bool:
-    """True if the other end of a connection is this user's: any process can connect, and what is pickled is trusted."""
-    _, user, _ = struct.unpack("iII", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return bool(user == os.geteuid())
+    return Memory(handle, bells, hello.sizes, ports.input_layout, partial(ports.output_layout, outputs), host_memory)
 
 
 class _Client:
@@ -107,14 +105,14 @@ class _Client:
         gone: True when it has ended.
     """
 
-    def __init__(self, line: socket.socket, hello: Hello, counts: int) -> None:
+    def __init__(self, line: socket.socket, hello: Hello, counts: int, host_memory: Registers | None) -> None:
         flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
         self.line, self.taken, self.gone = line, 0, False
         self.bells = os.eventfd(0, flags), os.eventfd(0, flags)
         handle = os.memfd_create("msplit-pool")
         try:
             os.ftruncate(handle, hello.sizes.parts()[-1])
-            self.memory = memory_of(hello, handle, self.bells)
+            self.memory = memory_of(hello, handle, self.bells, host_memory)
             line.settimeout(_WATCH)
             socket.send_fds(line, [b"\0"], [handle, *self.bells, counts])
             line.sendall(pickle.dumps(hello))
@@ -140,10 +138,8 @@ class _Serving:
 
     def __init__(self, pool: Pool, hello: Hello, listener: socket.socket, stop: int, cores: int) -> None:
         self.pool, self._hello, self._listener, self._stop = pool, hello, listener, stop
-        self._spin, self._linger = (
-            _SPIN if cores > 1 else 0.0,
-            _LINGER if cores > 2 else 0.0,
-        )  # the other one looks, too
+        # The other one looks, too.
+        self._spin, self._linger = _SPIN if cores > 1 else 0.0, _LINGER if cores > 2 else 0.0
         self._main, self._lock = get_ident(), threading.Lock()
         self._clients: dict[int, _Client] = {}
         self._concerned, self._answered, self._under_way = set[_Client](), False, 0
@@ -199,7 +195,7 @@ class _Serving:
         line, _ = self._listener.accept()
         if not is_ours(line):
             line.close()
-        elif not (client := _Client(line, self._hello, self._counted)).gone:
+        elif not (client := _Client(line, self._hello, self._counted, self.pool.host_memory)).gone:
             for handle in (client.bells[0], line.fileno()):
                 self._clients[handle] = client
                 self._poller.register(handle, select.EPOLLIN)
@@ -274,6 +270,10 @@ class SlotReply:
         self._serving.tell(self, DROPPED, 0)
         return False
 
+    def places(self) -> Mapping[str, Any] | None:
+        """Places of outputs."""
+        return self.client.memory.outputs.views(self.slot, self.rows)
+
     def set_result(self, outputs: Mapping[str, Any]) -> None:
         """Writes outputs."""
         try:
@@ -316,7 +316,7 @@ def main(arguments: Sequence[str]) -> None:
     threading.Thread(target=_watch, args=(pipe, parent, stop, said), daemon=True).start()
     try:
         pool = start.make(lambda what, share: pipe.send((what, share)))
-        ports = pool.ports.on_host()
+        ports, _ = pool.ports.on_host(), pool.host_memory  # of which there may be a note
         sizes = sizes_of(ports, pool.about, pool.settings)
         serving = _Serving(
             pool, Hello(os.getpid(), ports, pool.about, pool.settings, sizes), listener, stop, start.cores

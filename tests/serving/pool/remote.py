@@ -21,6 +21,7 @@ from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.steps import SimulatedSlot, StepSlot
+from tests.serving.pool.scripted import placed
 
 FLOAT, SOON = np.dtype(np.float64), 20.0
 
@@ -28,6 +29,14 @@ POISON, DEADLY, LOST = -64.0, -65.0, -66.0
 """Values of a request whose step fails, ends its process, or loses its GPU."""
 SLOW = 1e6
 """A step with a value above takes so many seconds as the value is above."""
+
+
+class PlacedSlot(SimulatedSlot):
+    """Leaves outputs where a client reads them, if they fit there."""
+
+    def outputs(self, into: Any = None) -> dict[str, Any]:
+        """Outputs of the step."""
+        return placed(super().outputs(), into)
 
 
 def step(feeds: Any) -> dict[str, Any]:
@@ -57,7 +66,7 @@ def made(folder: str, threads: int, settings: PoolSettings, tell: Progress) -> P
     groups = int(settings.groups)
     slots = [(n * settings.priorities // groups, StepSlot({0: step}, ports)) for n in range(groups)]
     outputs = {"y": Port("float64", (None, 2)), "twice": Port("float64", ())}
-    ready = [(level, slot if threads else SimulatedSlot(slot)) for level, slot in slots]
+    ready = [(level, slot if threads else PlacedSlot(slot)) for level, slot in slots]
     return Pool(ports, ready, settings, About("by value", outputs, (), (), {"bytes": 5}), threads=threads)
 
 
@@ -106,7 +115,7 @@ def versioned(folder: str, number: int, threads: int, settings: PoolSettings, te
     one = Version(Path(folder), number)
     ports = Ports({"x": FLOAT}, {n: {"x": (n, 2)} for n in (1, 4)}, ({"x": 1}, {"y": 1, "twice": 0}), max_rows=1000)
     slots = [StepSlot({0: one.step}, ports) for _ in range(int(settings.groups))]
-    ready = [(0, slot if threads else SimulatedSlot(slot)) for slot in slots]
+    ready = [(0, slot if threads else PlacedSlot(slot)) for slot in slots]
     outputs = {"y": Port("float64", (None, 2)), "twice": Port("float64", ())}
     return Pool(ports, ready, settings, About("versions", outputs, (), (), {}), threads=threads, renews=one.renews)
 

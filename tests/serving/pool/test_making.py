@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ import pytest
 
 import msplit
 from msplit.errors import MsplitError
+from msplit.serving.pool import making
+from msplit.serving.pool.pool import About
+from msplit.serving.pool.ports import Ports
 from tests import forked, networks
 from tests.campaign import campaign, examples
 
@@ -351,6 +356,76 @@ def test_slots_are_chosen_by_measuring(build: Path, gpus: tuple[int, ...], monke
     assert threading.active_count() == threads
 
 
+def test_processes_are_chosen_by_measuring(
+    build: Path, models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msplit.serving.pool.making._TRIAL", 0.01)
+    monkeypatch.setattr("msplit.serving.pool.making._MOST_WORKERS", 2)
+    with msplit.pool(build, **SIMULATED, groups=2, workers="auto", latency_us=1e6) as pool:
+        assert pool.settings.workers == len(pool.processes())
+        note = pool.about.notes[-1]
+        assert note.startswith("processes on each GPU were chosen by measuring: 1 of 2 slots: ")
+        assert "; 2 of 2 slots: " in note
+        assert pool.stats().steps == 0
+        reference = Reference(models["towers"])
+        requests = [rows_of(seed, 1 + seed % 4, 1.0) for seed in range(8)]
+        answered(pool, requests, lambda one: reference.step(pool.outputs, one))
+
+
+@pytest.mark.parametrize(
+    ("rates", "latency", "refused", "expected"),
+    [
+        ([10, 30, 90], 1e6, None, (4, 3)),
+        ([10, 30, 90], None, None, (2, 3)),  # three times what one takes is the most
+        ([10, 30, 31], None, None, (2, 3)),
+        ([30, 10, 90], None, None, (1, 3)),  # nobody looks further
+        ([10, 30, 90], 150.0, None, (1, 3)),
+        ([10, 30, 90], 50.0, None, (1, 3)),
+        ([10, 30, 90], None, 4, (2, 3)),
+        ([10, 30, 90], None, 1, "no room"),
+    ],
+)
+def test_as_many_processes_as_are_worth_it(
+    monkeypatch: pytest.MonkeyPatch, rates: list[int], latency: float | None, refused: int | None, expected: Any
+) -> None:
+    """Slots, where they are auto, are those of the best; more processes take longer to answer."""
+    opened: list[Any] = []
+
+    class Trial(contextlib.nullcontext):  # type: ignore[type-arg]
+        def __init__(self, settings: msplit.PoolSettings) -> None:
+            self.settings = replace(settings, groups=3)
+            self.ports, self.about = Ports({}, {1: {}}, None), About("", {}, (), ("one",), {})
+            opened.append(self)
+
+        def processes(self) -> list[int]:
+            return [0] * int(self.settings.workers or 0)
+
+        def __enter__(self) -> Any:
+            return self
+
+    def trial(settings: msplit.PoolSettings) -> Any:
+        if settings.workers == refused:
+            raise MsplitError("no room")
+        return Trial(settings)
+
+    def flood(pool: Any, feeds: Any, window: int) -> tuple[float, float]:
+        assert window == 3 * pool.settings.workers
+        assert (pool.settings.max_queue, pool.settings.max_delay_us) == (0, 0.0)
+        return float(rates[len(opened) - 1]), 100.0 * pool.settings.workers
+
+    monkeypatch.setattr(making, "_flood", flood)
+    settings = msplit.PoolSettings("auto", workers="auto", latency_us=latency, max_queue=9, max_delay_us=5)
+    if isinstance(expected, str):
+        with pytest.raises(MsplitError, match=expected):
+            making.make_with_workers(trial, settings)
+        return
+    found: Any = making.make_with_workers(trial, settings)
+    assert (found.settings.workers, found.settings.groups, found.settings.max_queue) == (*expected, 9)
+    assert found.about.notes[0] == "one"
+    assert f"1 of 3 slots: {rates[0]}/s, p99 100 µs" in found.about.notes[1]
+    assert ("4 can not be: no room" in found.about.notes[1]) == (refused == 4)
+
+
 def test_what_does_not_fit_is_refused_before_it_is_made(build: Path) -> None:
     with pytest.raises(MsplitError, match=r"3 slots of .* MB, with weights of .* do not fit: .* may be taken") as found:
         msplit.pool(build, groups=3, max_memory=1000)
@@ -388,6 +463,8 @@ def test_a_failure_while_it_is_made_leaves_nothing(build: Path, monkeypatch: pyt
         ({"max_delay_us": float("nan")}, "max_delay_us is nan"),
         ({"latency_us": None, "max_queue": -1}, "max_queue is -1"),
         ({"priorities": 0}, "priorities is 0"),
+        ({"workers": 65}, "the number of workers is 65"),
+        ({"workers": "many"}, "workers"),
         ({"host_threads": 0}, "host_threads is 0"),
         ({"max_memory": 0}, "max_memory is 0"),
     ],

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -583,3 +584,16 @@ def test_steps_of_fixed_shapes() -> None:
         for number, future in enumerate(futures):
             assert is_right(future.result(SOON), feeds(number, 3))
         assert pool.batches == ()
+
+
+@pytest.mark.parametrize("registers", [True, False, None])
+def test_memory_that_can_not_be_registered_is_told_in_a_note(registers: bool | None) -> None:
+    """And is not tried again."""
+    asked = []
+    memory = SimpleNamespace(register=lambda *what: asked.append(what) or registers, release=lambda address: None)
+    with opened() as (pool, _):
+        if registers is not None:
+            pool._steps.slots[0].host_memory = memory  # type: ignore[attr-defined]
+        assert all(pool.host_memory is (memory if registers else None) for _ in range(2))
+        assert len(asked) == (registers is not None)
+        assert any("large inputs are copied once more" in note for note in pool.about.notes) == (registers is False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import mmap
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -212,3 +215,56 @@ def test_an_error_that_can_not_be_sent_is_told_in_words() -> None:
     for problem, said in ((Own(3, "x"), "Own: 3: x"), (local("y"), "Local: y")):
         found = unpacked_error(packed_error(problem))
         assert (type(found), str(found)) == (EngineError, said)
+
+
+class Registered:
+    """Stands for CUDA: reads memory by its address, and notes what is registered."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.released: list[bytes] = []
+
+    def register(self, address: int, size: int) -> bool:
+        assert address % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
+        assert all(address + size <= first or address >= first + more for first, more in self.sizes.items())
+        self.sizes[address] = size
+        return True
+
+    def release(self, address: int) -> None:
+        self.released.append(ctypes.string_at(address, 4))  # it is still there
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_large_slots_are_registered_once_and_until_nobody_looks_at_them(large: bool) -> None:
+    rows = 300 if large else 200
+    sizes = MemorySizes(3, up(4096 * 300 + 8 * 320), 64)
+    gpu, handle, bells = Registered(), os.memfd_create("test"), (bell(), bell())
+    os.ftruncate(handle, sizes.parts()[-1])
+
+    def of(rows: int) -> Any:
+        return {"a": (np.dtype(np.float32), (rows, 1024)), "b": (np.dtype(np.int64), (rows,))}
+
+    mine, its = Memory(handle, bells, sizes, of, of), Memory(handle, bells, sizes, of, of, gpu)
+    seen = []
+    for turn in range(2):
+        for slot in (2, 0):
+            feeds = {"a": np.full((rows, 1024), slot + 5, np.float32), "b": np.arange(rows)}
+            mine.ask(slot, feeds, rows, 0, 0.0, np.inf)
+            seen.append(its.asked(slot)[0])
+            assert len(gpu.sizes) == (min(len(seen), 2) if large else 0)
+        assert [one["a"][0, 0] for one in seen[2 * turn :]] == [7, 5]
+    ends = [(one["a"].ctypes.data, one["b"].ctypes.data + one["b"].nbytes) for one in seen]
+    assert not large or all(end - first <= gpu.sizes[first] for first, end in ends)
+    last = seen[0]["a"]
+    del its, seen
+    gc.collect()
+    assert not gpu.released
+    del last
+    gc.collect()
+    assert sorted(gpu.released) == ([np.float32(value).tobytes() for value in (5, 7)] if large else [])
+    for each in (handle, *bells):
+        os.close(each)
+
+
+def up(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

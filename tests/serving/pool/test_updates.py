@@ -71,7 +71,7 @@ class VersionedSlot(ScriptedSlot):
             self._versions.running -= 1
             raise
 
-    def outputs(self) -> Any:
+    def outputs(self, into: Any = None) -> Any:
         found = super().outputs()
         if self._began != self._versions.now:
             self._versions.faults.append("a step has two versions")

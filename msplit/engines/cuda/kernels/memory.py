@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,8 @@ _BLOCK = 1024
 _DIRECT = 4
 """So many tensors at most are delivered by a kernel that gets their addresses as arguments."""
 _NEVER = 2**31 - 1
+_MOST_GATHERED = 512
+"""Programs, each of 4 KB, of a kernel that reads from where it copies: more bytes are copied sooner otherwise."""
 _WORDS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 """The bits move, whatever they mean."""
 
@@ -99,6 +102,53 @@ class OutputCopy:
             for start in range(0, words, _BLOCK)
         ]
         self._tables[table].copy_(torch.tensor(rows, dtype=torch.int64))
+
+
+class Gather:
+    """One kernel that copies tensors, wherever they lie on the device, to places there.
+
+    It is captured once: from where, it reads in a table in pinned memory, which the host writes between two launches that are over.
+
+    Args:
+        places: Contiguous tensors on the device that start at whole words and end at such, see `fits`.
+    """
+
+    def __init__(self, places: Sequence[Tensor]) -> None:
+        device, starts = places[0].device, [range(0, place.nbytes, 4 * _BLOCK) for place in places]
+        self._of = np.repeat(np.arange(len(places)), [*map(len, starts)])
+        self._from = np.array([start for each in starts for start in each], np.int64)
+        self._programs = len(self._of)
+        self._host = torch.zeros((self._programs, 3), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._rows, self._table = self._host.numpy(), seen_by(device, self._host)
+        self._counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2)]
+        addresses = np.array([place.data_ptr() for place in places], np.int64)
+        ends = np.array([place.nbytes for place in places], np.int64)
+        self._rows[:, 1] = addresses[self._of] + self._from
+        self._rows[:, 2] = np.minimum((ends[self._of] - self._from) // 4, _BLOCK)
+        self._sources = list[int]()
+        self.aim(addresses.tolist())
+
+    @staticmethod
+    def fits(places: Sequence[Tensor]) -> bool:
+        """True if these tensors are several, and small, and of whole words."""
+        small = 0 < sum(len(range(0, place.nbytes, 4 * _BLOCK)) for place in places) <= _MOST_GATHERED
+        return len(places) > 1 and small and not any(place.nbytes % 4 or place.data_ptr() % 4 for place in places)
+
+    def aim(self, sources: list[int]) -> bool:
+        """Has the next launches copy what is at these addresses; false where one is not that of a word."""
+        if sources != self._sources:
+            addresses = np.array(sources, np.int64)
+            if (addresses & 3).any():
+                return False
+            self._rows[:, 0] = addresses[self._of] + self._from
+            self._sources = sources
+        return True
+
+    def issue(self) -> None:
+        """Launches the kernel on the current stream: that of `OutputCopy` with a table, so that most builds have it."""
+        flags = {"DIRECT": False, "BLOCK": _BLOCK, "ALONE": self._programs == 1, "STORE": self._table.is_cuda}
+        nowhere = [0, *([_NEVER, 0, 0] * _DIRECT)[1:]]
+        launch(_DELIVER, (self._programs,))(self._table, *self._counts, *nowhere, **flags)
 
 
 class _Pinned:

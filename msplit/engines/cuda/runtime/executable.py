@@ -21,6 +21,7 @@ from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program, StateMemory
+from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import EngineOptions, Torture
 from msplit.engines.cuda.runtime.input_staging import InputStaging, Prefetch
@@ -42,6 +43,11 @@ once in 4 to 8 µs: where nothing but CUDA tells the end, it is asked at each lo
 _ROOTS = 2
 """With so many streams that start at once or more, a graph gets one kernel that they all follow. On an H200 every further
 kernel that follows nothing costs the start of a graph about 2 µs, and one that follows another 0.2."""
+
+
+_BESIDE = frozenset({CapturedGraph.DELIVER, CapturedGraph.GATHER})
+"""Graphs that run before or behind `RUN`."""
+_DELIVERS = frozenset({CapturedGraph.STEP, CapturedGraph.DELIVER})
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +130,14 @@ class CudaExecutable(Executable):
             self._inputs.fill({name: to_numpy(tensor) for name, tensor in feeds.items()})
             self._inputs.to_device()
             self._inputs.rest_to_device()  # by the graph's own kernel, which is compiled here
+            alone = not (self._lent or self._timing_only)
+            self._gathers = (
+                alone
+                and self._capture
+                and self._own_copies
+                and can_launch(self.device.place)
+                and self._inputs.gathers()
+            )
             # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
             with self.state.kept():
                 results = self._record()
@@ -144,6 +158,8 @@ class CudaExecutable(Executable):
             self._capture_graph(CapturedGraph.STEP)
             if not self._lent and self._outputs.has_any:
                 self._capture_graph(CapturedGraph.DELIVER)
+                if self._gathers and CapturedGraph.RUN in self._graphs:
+                    self._capture_graph(CapturedGraph.GATHER)
             self._outputs.aim()
             self._synchronize()
             self._outputs.settle()
@@ -236,7 +252,7 @@ class CudaExecutable(Executable):
         return self.program.results(values)
 
     def _capture_graph(self, kind: CapturedGraph) -> None:
-        """Captures one of them. `DELIVER` comes last.
+        """Captures one of them. `DELIVER` comes behind those that make what it delivers.
 
         Raises:
             EngineError: A step can not be captured; it is named.
@@ -247,10 +263,12 @@ class CudaExecutable(Executable):
                 stack.enter_context(memory.used())
             if kind is CapturedGraph.STEP and self._inputs.rest:
                 self._inputs.rest_to_device()
-            elif kind is not CapturedGraph.DELIVER and len(self.stream_program.fork) >= _ROOTS:
+            elif kind not in _BESIDE and len(self.stream_program.fork) >= _ROOTS:
                 self._root.add_(1)
-            results = self._made_by_run() if kind is CapturedGraph.DELIVER else self._record()
-            if kind is not CapturedGraph.RUN:
+            if kind is CapturedGraph.GATHER:
+                self._inputs.gather()
+            results = self._made_by_run() if kind in _BESIDE else self._record()
+            if kind in _DELIVERS:
                 self._outputs.to_host(results, graph=int(kind is CapturedGraph.DELIVER))
         self._graphs[kind] = GraphExec(graph, self.device.place)
         self._results[kind] = results
@@ -304,7 +322,8 @@ class CudaExecutable(Executable):
         return self.outputs()
 
     def begin(self, feeds: Feeds) -> bool:
-        """Begins a step if it is a captured graph, fed from the host, on the current stream of its GPU."""
+        """Begins a step if it is a captured graph, fed from the host, or captured graphs, fed with small tensors on its GPU alone, on the
+        current stream there."""
         if not self._capture:
             return False
         if not self.device.is_current:  # a default stream has one handle on all GPUs, which means the current one's
@@ -312,7 +331,12 @@ class CudaExecutable(Executable):
                 return self.begin(feeds)
         if self._prefetch is not None:
             self._prefetch.feeds = None  # for a step before this one
-        if not self._inputs.fill(feeds, ahead=True):
+        if CapturedGraph.GATHER in self._graphs and self._inputs.aim(feeds):
+            self._outputs.expect()
+            for kind in (CapturedGraph.GATHER, CapturedGraph.RUN, CapturedGraph.DELIVER):
+                self._graphs[kind].start()
+            return True
+        if not self._inputs.fill(feeds, ahead=True, direct=True):
             return False
         self._outputs.expect()
         self._graphs[CapturedGraph.STEP].start()
@@ -354,9 +378,9 @@ class CudaExecutable(Executable):
         self._outputs.settle()
         return True
 
-    def outputs(self) -> dict[str, NDArray[Any]]:
-        """Outputs of the step that is over."""
-        return {**self._outputs.read(), **self.program.known_outputs()}
+    def outputs(self, into: Arrays | None = None) -> dict[str, NDArray[Any]]:
+        """Outputs of the step that is over, those that fit in these arrays."""
+        return {**self._outputs.read(into), **self.program.known_outputs()}
 
     def outputs_on_device(self) -> dict[str, Any]:
         """Outputs of the step that was begun by `start` and is over, as tensors of the caller's own on the device."""
@@ -381,28 +405,38 @@ class CudaExecutable(Executable):
         caller = torch.cuda.current_stream(place)
         if self._capture:
             with self.device.entered():
-                self._bring(feeds)
+                read = self._bring(feeds, caller, then)
                 self._enqueue()
                 yield self._made_by_run()
         else:
             with self._on_origin():
                 self._origin.wait_stream(caller)
-                self._bring(feeds)
+                read = self._bring(feeds, self._origin, then)
                 results = self._record()
             caller.wait_stream(self._origin)
             with torch.no_grad(), torch.cuda.device(place), torch.cuda.stream(caller):
                 yield results
         try:
+            if read is not None:
+                read.synchronize()
             following = None if then is None else then()
             if following is not None and self._prefetch is not None:
                 self._prefetch.send(following)
         finally:
             caller.synchronize()
 
-    def _bring(self, feeds: Feeds) -> None:
-        taken = self._prefetch is not None and self._prefetch.take(feeds)
-        if not taken and not (self._inputs.has_large and self._inputs.send_all(feeds)):
+    def _bring(self, feeds: Feeds, stream: torch.cuda.Stream, then: Following | None) -> torch.cuda.Event | None:
+        """Brings inputs to the device on a stream, which is current. The event, where the step has a successor, is of the time when they
+        have been read out of the caller's memory: the successor's may be written there."""
+        if self._prefetch is not None and self._prefetch.take(feeds):
+            return None
+        if not (self._inputs.has_large and self._inputs.send_all(feeds, direct=True)):
             self._inputs.bring(feeds)
+        if then is None or not self._inputs.reads_callers:
+            return None
+        read = torch.cuda.Event()
+        read.record(stream)
+        return read
 
     def buffers(self) -> Arrays:
         """Pinned memory of inputs. It may be written again as soon as a step is over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_, itemgetter
@@ -16,8 +17,8 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of, to_numpy
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.kernels.memory import copy, seen_by
-from msplit.engines.cuda.runtime.memcpy import AsyncCopy, Memcpy, Tell
+from msplit.engines.cuda.kernels.memory import Gather, copy, seen_by
+from msplit.engines.cuda.runtime.memcpy import AsyncCopy, HostMemory, Memcpy, Tell
 from msplit.engines.environment import native_threads
 from msplit.errors import EngineError
 
@@ -32,6 +33,9 @@ _AHEAD_BYTES = 1 << 20
 _AHEAD_ALONE_BYTES = 1 << 22
 """The same where Python's threads copy. That spares 8 % of 4 MB, 13 of 16 and 36 of 134 on an H200; smaller ones take longer, since to read
 what the processor is writing slows both."""
+_DIRECT_BYTES = 1 << 18
+"""Bytes of each array, of several that are joined, from which on the GPU reads them where they lie: to issue a copy takes 2 µs, and as many
+bytes are joined in 13."""
 _PREFETCHED_BYTES = 1 << 20
 """From this size on inputs are sent while the step before runs. On an H100 that spared 66 of 523 µs with 1 MB; events, a copy on the device
 and outputs that a graph does not fetch took 160 µs more than 44 and 80 with 20 and 262 KB."""
@@ -95,12 +99,12 @@ class _Together:
 
     Attributes:
         take: Their values out of all that are fed.
-        like: Shape, type and device of each.
+        like: Shapes, types, devices and layouts.
         alike: Numbers of those of a type, and their places.
     """
 
     take: Callable[[Feeds], tuple[Any, ...]]
-    like: list[tuple[torch.Size, torch.dtype, torch.device, torch.layout]]
+    like: _Described
     alike: list[tuple[Callable[[Sequence[Any]], tuple[Any, ...]], list[torch.Tensor]]]
 
     @staticmethod
@@ -112,17 +116,21 @@ class _Together:
             return None
         numbers = [[at for at, tensor in enumerate(tensors) if tensor.dtype == dtype] for dtype in dtypes]
         alike = [(_taker(those), [tensors[at] for at in those]) for those in numbers]
-        return _Together(_taker(list(places)), [_described(tensor) for tensor in tensors], alike)
+        return _Together(_taker(list(places)), _described(tensors), alike)
 
-    def copy(self, feeds: Feeds) -> bool:
-        """Issues the copies on the current stream; false, and nothing is copied, where one is anything but such a tensor."""
+    def taken(self, feeds: Feeds) -> Sequence[torch.Tensor]:
+        """The values of a step; none where one is anything but such a tensor. Each is asked each time: a tensor may have become another."""
         try:
             values = self.take(feeds)
         except KeyError:
-            return False
-        if not _PLAIN.issuperset(map(type, values)) or list(map(_described, values)) != self.like:
-            return False
-        if any(value.is_neg() for value in values):  # only its values say so, not its bits
+            return ()
+        if not _PLAIN.issuperset(map(type, values)) or _described(values) != self.like:
+            return ()
+        return () if any(map(torch.Tensor.is_neg, values)) else values  # only its values say so, not its bits
+
+    def copy(self, feeds: Feeds) -> bool:
+        """Issues the copies on the current stream; false, and nothing is copied, where one is anything but such a tensor."""
+        if not (values := self.taken(feeds)):
             return False
         for take, places in self.alike:
             _copy_together(take(values), places)
@@ -139,6 +147,7 @@ class InputStaging:
         block: The host's side.
         memory: The device's side, as bytes.
         on_device: The tensors on the device, by name.
+        reads_callers: True where copies out of the caller's memory were issued, which may not be over.
         rest: Bytes at the start of the block that are not sent ahead.
     """
 
@@ -153,7 +162,7 @@ class InputStaging:
         runs = _runs(like)
         self.block = Block(like, runs, device)
         self.rest = next((self.block.starts[run[0]] for run in runs if _goes_ahead(run, like)), self.block.host.numel())
-        self._memcpy = device.owned(Memcpy)
+        self._memcpy, self._host_memory, self.reads_callers = device.owned(Memcpy), device.owned(HostMemory), False
         self.memory = torch.zeros_like(self.block.host, device=device.place)
         self.on_device = {name: _tensor(self.memory, self.block.starts[name], tensor) for name, tensor in like.items()}
         self._groups = [self._group(run) for run in runs]
@@ -162,6 +171,7 @@ class InputStaging:
         self._seen: torch.Tensor | None = None
         if own_kernel and can_launch(device.place) and self.block.host.numel() > _ENGINE_BYTES:
             self._seen = seen_by(device.place, self.block.host)
+        self._gather: Gather | None = None
 
     def _group(self, run: list[str]) -> _Group:
         arrays = [self.block.arrays[name] for name in run]
@@ -169,6 +179,30 @@ class InputStaging:
         memory = memoryview(self.block.host.numpy()[start : start + sum(array.nbytes for array in arrays)])
         shapes, dtypes = [array.shape for array in arrays], [array.dtype for array in arrays]
         return _Group(tuple(run), _taker(run), shapes, dtypes, arrays, start, memory)
+
+    def gathers(self) -> bool:
+        """Makes, and runs once, the kernel that `gather` issues. False where there is none: inputs are few, large, or of parts of words."""
+        places = list(self.on_device.values())
+        if self._together is not None and Gather.fits(places):
+            with contextlib.suppress(EngineError):  # of a build that has no such kernel, where none can be compiled
+                self._gather = Gather(places)
+                self._gather.issue()
+                return True
+        return False
+
+    def gather(self) -> None:
+        """Issues the copies of tensors on the device to their places, on the current stream."""
+        assert self._gather is not None
+        self._gather.issue()
+
+    def aim(self, feeds: Feeds) -> bool:
+        """Has the captured `gather` copy these tensors; false where one is anything else than a contiguous tensor there."""
+        assert self._gather is not None
+        assert self._together is not None
+        values = self._together.taken(feeds)
+        if not values or not all(map(torch.Tensor.is_contiguous, values)):
+            return False
+        return self._gather.aim([*map(torch.Tensor.data_ptr, values)])
 
     @property
     def has_large(self) -> bool:
@@ -194,12 +228,13 @@ class InputStaging:
             return
         copy(self._seen[:size], self.memory[:size])
 
-    def fill(self, feeds: Feeds, *, ahead: bool = False) -> bool:
+    def fill(self, feeds: Feeds, *, ahead: bool = False, direct: bool = False) -> bool:
         """Copies arrays into the host block, and tensors of PyTorch in the host's memory as such, but for large pinned ones, which the GPU
         reads where they lie. An array that is its own place in the block is there already.
 
         Args:
             ahead: True to issue the copies of large ones to the device on the current stream meanwhile.
+            direct: True to do so, without the block, from memory of the caller's that the GPU reads; see `reads_callers`.
 
         Returns:
             True if all were such. Where one is another tensor, nothing has come of it: see `bring`.
@@ -208,14 +243,15 @@ class InputStaging:
             EngineError: An input is missing, has another shape or dtype than the one that was prepared, or is in another one's place.
                 Nothing is copied then.
         """
+        self.reads_callers = False
         arrays = self._checked(feeds)
-        if arrays is None and self.memory.is_cuda and (on_host := arrays_on_host(feeds)) is not None:
+        if arrays is None and self.memory.is_cuda and (on_host := arrays_on_host(feeds, pinned=direct)) is not None:
             arrays = self._checked(on_host)
         if arrays is not None:
-            self._copy(arrays, ahead=ahead)
+            self._copy(arrays, ahead=ahead, direct=direct)
         return arrays is not None
 
-    def send_all(self, feeds: Feeds) -> bool:
+    def send_all(self, feeds: Feeds, *, direct: bool = False) -> bool:
         """Sends large inputs ahead like `fill`, and copies small ones behind them, all by the copy engine.
 
         Returns:
@@ -224,13 +260,14 @@ class InputStaging:
         Raises:
             EngineError: As above.
         """
-        whole = self.fill(feeds, ahead=True)
+        whole = self.fill(feeds, ahead=True, direct=direct)
         if whole and self.rest:
             self._async_copy.send(0, self.rest)
         return whole
 
     def join(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
-        """Copies the rows of several requests into the host block, one behind the other, and sends what is large ahead.
+        """Copies the rows of several requests into the host block, one behind the other, and sends what is large ahead, without the block
+        from memory that the GPU reads.
 
         Behind them stays what was there: rows of earlier steps, which are as legal as these. They are nobody's.
 
@@ -239,6 +276,11 @@ class InputStaging:
             entries: Of each input, how many entries of its first axis belong to a row; 0 where it has none and is the same in all parts.
         """
         for name, place in self.block.arrays.items():
+            start = self.block.starts[name]
+            if start >= self.rest and self._send_direct(
+                name, [part[name] for part in parts[: len(parts) if entries[name] else 1]]
+            ):
+                continue
             if not entries[name]:
                 np.copyto(place, parts[0][name])
             elif len(parts) == 1:
@@ -247,7 +289,6 @@ class InputStaging:
             else:
                 arrays = [part[name] for part in parts]
                 np.concatenate(arrays, out=place[: sum(map(len, arrays))])
-            start = self.block.starts[name]
             if start >= self.rest and place.nbytes:
                 self._async_copy.send(start, start + place.nbytes)
 
@@ -284,6 +325,7 @@ class InputStaging:
         Raises:
             EngineError: As above, or a tensor can not be taken.
         """
+        self.reads_callers = False
         if self._together is not None and self._together.copy(feeds):
             return
         if self.fill(feeds):
@@ -300,6 +342,7 @@ class InputStaging:
                     self._async_copy.send(start, start + place.nbytes)
                 continue
             tensor = tensors[name] = taken(name, value)
+            self.reads_callers |= tensor.is_cpu  # if it is pinned
             together = tensor.device == self.memory.device and tensor.dtype in _TOGETHER and not tensor.is_neg()
             alike.setdefault(tensor.dtype if together else name, []).append(name)
         for names in alike.values():
@@ -331,14 +374,28 @@ class InputStaging:
             raise EngineError(f"input {name} is given memory of another input's buffer", fix="copy it first")
         return source.copy()  # copied in pieces, it would be read where it has just been written over
 
-    def _copy(self, arrays: Sequence[Sequence[Any]], *, ahead: bool) -> None:
+    def _copy(self, arrays: Sequence[Sequence[Any]], *, ahead: bool, direct: bool) -> None:
         """Copies arrays that were checked into the host block."""
         for group, sources in zip(self._groups, arrays, strict=True):
+            goes_ahead = ahead and group.start >= self.rest
             if len(sources) > 1:
                 _join(group, sources)
-            else:
-                tell = self._teller(group.start) if ahead and group.start >= self.rest else None
-                self._copy_one(group.names[0], sources[0], tell)
+            elif not (direct and goes_ahead and self._send_direct(group.names[0], sources)):
+                self._copy_one(group.names[0], sources[0], self._teller(group.start) if goes_ahead else None)
+
+    def _send_direct(self, name: str, arrays: Sequence[Any]) -> bool:
+        """Issues the copies of an input's rows, one behind the other, from where they lie; false where one has to be copied by the host."""
+        start, place, has = self.block.starts[name], self.block.arrays[name], self._host_memory.has
+        if len(arrays) > 1 and min(array.nbytes for array in arrays) < _DIRECT_BYTES:
+            return False
+        if arrays[0] is place or not all(has(array) and array.dtype == place.dtype for array in arrays):
+            return False
+        for array in arrays:
+            if not self._async_copy.send_from(array, start):
+                return False
+            start += array.nbytes
+            self.reads_callers = True
+        return True
 
     def _copy_one(self, name: str, source: NDArray[Any], tell: Tell | None = None) -> None:
         place = self.block.arrays[name]
@@ -355,14 +412,14 @@ class InputStaging:
         refuse_fed(feeds, {name: (place.dtype.name, place.shape) for name, place in self.block.arrays.items()})
 
 
-def arrays_on_host(feeds: Feeds) -> Feeds | None:
-    """Inputs with tensors of the host's memory as arrays; None where one is a tensor elsewhere, or large and pinned."""
+def arrays_on_host(feeds: Feeds, *, pinned: bool = False) -> Feeds | None:
+    """Inputs with tensors of the host's memory as arrays; None where one is a tensor elsewhere, or, unless `pinned`, large and pinned."""
     found: dict[str, Any] = {}
     for name, value in feeds.items():
         if isinstance(value, torch.Tensor):
             if not value.is_cpu or value.layout != torch.strided:
                 return None
-            if value.nbytes >= _AHEAD_BYTES and value.is_pinned():
+            if not pinned and value.nbytes >= _AHEAD_BYTES and value.is_pinned():
                 return None
             try:
                 value = value.numpy()  # takes a fifth of the time of `to_numpy`
@@ -408,8 +465,13 @@ def settled(name: str, value: Any) -> torch.Tensor:
     return tensor
 
 
-def _described(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device, torch.layout]:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+_Described = tuple[list[torch.Size], list[torch.dtype], list[torch.device], list[torch.layout]]
+
+
+def _described(tensors: Sequence[torch.Tensor]) -> _Described:
+    """All of one kind together: half of the time that it takes one tensor after the other."""
+    shapes, dtypes = [*map(torch.Tensor.size, tensors)], [one.dtype for one in tensors]
+    return shapes, dtypes, [one.device for one in tensors], [one.layout for one in tensors]
 
 
 def _taker(names: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:

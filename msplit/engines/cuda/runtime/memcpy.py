@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 from collections import deque
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.device.device import Device, check, runtime
+from msplit.engines.cuda.device.device import Device, check, holding, runtime
 from msplit.engines.cuda.kernels.launch import cores
 from msplit.engines.environment import THREADS, THREADS_BYTES, native_threads
 
@@ -35,6 +36,9 @@ _LARGEST_PIECE = 1 << 22
 """Bytes of a piece that helpers take: the first pieces of 100 MB are to be there soon."""
 _FEW_PIECES = 8
 """Pieces of an array that is copied by one thread: telling of each takes it 5 µs where that issues a copy."""
+_LOG = logging.getLogger("msplit")
+_PORTABLE = 1  # cudaHostRegisterPortable: all GPUs read it
+_ON_HOST = 1  # cudaMemoryTypeHost: it was allocated by CUDA, or is registered
 _TO_DEVICE, _ON_DEVICE = 1, 3  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice
 
 Tell = Callable[[int, int], object]
@@ -64,8 +68,84 @@ class AsyncCopy:
         if self._index is None:
             self._target[first:last].copy_(self._source[first:last])
             return
-        stream = torch._C._cuda_getCurrentRawStream(self._index) if self._stream is None else self._stream
-        check(self._copy(self._to + first, self._from + first, last - first, self._kind, stream))
+        check(self._copy(self._to + first, self._from + first, last - first, self._kind, self._current()))
+
+    def send_from(self, array: NDArray[Any], first: int) -> bool:
+        """Issues the copy of an array, in memory that the GPU reads (`HostMemory`), to the bytes from `first` on. The array stays as it is
+        until that is over. False where CUDA refuses: parts of it may have been registered apart."""
+        if self._index is None:
+            self._target[first : first + array.nbytes].copy_(torch.from_numpy(array.reshape(-1).view(np.uint8)))
+            return True
+        if self._copy(self._to + first, array.ctypes.data, array.nbytes, _TO_DEVICE, self._current()):
+            runtime().cudaGetLastError()  # it would be the next one's error; that of a GPU that has failed stays
+            return False
+        return True
+
+    def _current(self) -> int:
+        return torch._C._cuda_getCurrentRawStream(self._index) if self._stream is None else self._stream
+
+
+class _PointerAttributes(ctypes.Structure):
+    """CUDA's cudaPointerAttributes."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("on_device", ctypes.c_void_p),
+        ("on_host", ctypes.c_void_p),
+    )
+
+
+class HostMemory:
+    """Memory of the host that a GPU reads where it lies: pinned by PyTorch or another library, or registered with CUDA, here or elsewhere.
+
+    CUDA is asked each time, which takes a µs: what was registered may not be any more. Where CUDA has another opinion when it copies,
+    values are right all the same, since it reads any memory of the host. Without a GPU, as in tests, it is what was registered here.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._refused = device, False
+        self._registered: dict[int, int] = {}
+
+    def register(self, address: int, size: int) -> bool:
+        """Has the GPU read memory, whole pages of it, where it lies. False where CUDA refuses, which the log says once.
+
+        It stays so until it is `release`d.
+        """
+        status = 0
+        if self._device.is_gpu and not self._refused:
+            with self._device.entered():
+                status = runtime().cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(size), _PORTABLE)
+                runtime().cudaGetLastError()  # an error would be that of the next one who asks
+        if status:
+            self._refused = True
+            _LOG.warning(
+                "CUDA refuses to register memory that processes share (error %d): the host copies inputs", status
+            )
+        if not self._refused:
+            self._registered[address] = size
+        return not self._refused
+
+    def release(self, address: int) -> None:
+        """Ends what `register` began, before the memory goes."""
+        if self._registered.pop(address, 0) and self._device.is_gpu:
+            runtime().cudaHostUnregister(ctypes.c_void_p(address))
+            runtime().cudaGetLastError()
+
+    def has(self, array: Any) -> bool:
+        """True if the GPU reads an array where it lies; false for all else than an array without gaps."""
+        if type(array) is not np.ndarray or not array.flags.c_contiguous:
+            return False
+        address = array.ctypes.data
+        if not self._device.is_gpu:
+            return any(
+                first <= address and address + array.nbytes <= first + size for first, size in self._registered.items()
+            )
+        found = _PointerAttributes()
+        if holding().cudaPointerGetAttributes(ctypes.byref(found), ctypes.c_void_p(address)):
+            holding().cudaGetLastError()
+            return False
+        return bool(found.type == _ON_HOST)
 
 
 class Memcpy:

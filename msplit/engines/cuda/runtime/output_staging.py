@@ -48,9 +48,9 @@ class OutputStaging:
     def __init__(
         self, like: Mapping[str, torch.Tensor], device: Device, *, captured: bool, own_kernel: bool = True
     ) -> None:
-        self._block = Block(like, [[name] for name in like], device)
+        self._block, self._memcpy = Block(like, [[name] for name in like], device), device.owned(Memcpy)
         self._copies: dict[str, Callable[[], NDArray[Any]]] = {
-            name: functools.partial(device.owned(Memcpy).copy_of, array) for name, array in self._block.arrays.items()
+            name: functools.partial(self._memcpy.copy_of, array) for name, array in self._block.arrays.items()
         }
         self._output_copy: Any = None
         self._sources: dict[int, list[torch.Tensor]] = {}  # of each captured kernel
@@ -124,9 +124,15 @@ class OutputStaging:
         if self._output_copy is not None:
             self._number = self._output_copy.number[0]
 
-    def read(self) -> dict[str, NDArray[Any]]:
-        """Copies of the outputs."""
-        return {name: copy() for name, copy in self._copies.items()}
+    def read(self, into: Mapping[str, NDArray[Any]] | None = None) -> dict[str, NDArray[Any]]:
+        """Copies of the outputs: in arrays of the caller's, where these have their shape and type, else in new ones."""
+        found = dict[str, NDArray[Any]]()
+        for name, place in (into or {}).items():
+            array = self._block.arrays.get(name)
+            if array is not None and (array.shape, array.dtype) == (place.shape, place.dtype):
+                self._memcpy.copy(array, place)
+                found[name] = place
+        return {name: found[name] if name in found else copy() for name, copy in self._copies.items()}
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -141,6 +147,7 @@ class CapturedGraph(Enum):
     STEP = "fetches the inputs that are not sent ahead, runs, and delivers the outputs"
     RUN = "runs on what is on the device, and leaves its results there"
     DELIVER = "delivers what `RUN` made"
+    GATHER = "copies inputs that are tensors on the device to where `RUN` reads them"
 
 
 class GraphExec:

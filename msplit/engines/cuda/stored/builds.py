@@ -25,6 +25,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.executables import Compiled, executable_for, executable_of, untimed_plan
 from msplit.engines.cuda.runtime.host import HostPart, StepCounter, Wrapped
+from msplit.engines.cuda.runtime.memcpy import HostMemory
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored import renewal
 from msplit.engines.cuda.stored.program import Restored, Weights, pack, unpack
@@ -261,6 +262,9 @@ class CudaSlot:
         entries: Of each input, how many entries of its first axis belong to a row; 0 where it has none.
         streams: What the executables share; given back at the end.
         numbers: Of steps, where a model has random ops: all of its slots count together.
+
+    Attributes:
+        host_memory: Memory of the host that the GPU reads where it lies.
     """
 
     def __init__(
@@ -273,6 +277,7 @@ class CudaSlot:
     ) -> None:
         self._executables, self._entries = executables, {**entries, STEPS: 0}
         self._device, self._streams, self._numbers = device, streams, numbers
+        self.host_memory = device.owned(HostMemory)
         self._counts = any(STEPS in one.program.feeds for one in executables.values())
         self._current = next(iter(executables.values()))
 
@@ -291,9 +296,9 @@ class CudaSlot:
         """Returns when it is over, without the interpreter's lock. See `over`."""
         self._current.wait()
 
-    def outputs(self) -> dict[str, NDArray[Any]]:
-        """Outputs of the step that is over, of the caller's own."""
-        return self._current.outputs()
+    def outputs(self, into: Arrays | None = None) -> dict[str, NDArray[Any]]:
+        """Outputs of the step that is over, of the caller's own; those that fit in these arrays."""
+        return self._current.outputs(into)
 
     def outputs_on_device(self) -> dict[str, Any]:
         """Outputs as tensors on the device."""

@@ -25,6 +25,7 @@ from msplit.engines.cuda.runtime.output_staging import CapturedGraph, OutputStag
 from msplit.errors import EngineError
 from tests.campaign import examples
 from tests.engines.cuda.cases import graph_of, job, kernels, program_of
+from tests.engines.cuda.interpreted import run_interpreted
 
 CPU = torch.device("cpu")
 TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint16", "bool", "complex64")
@@ -437,3 +438,120 @@ def test_tensors_of_tensorflow_are_taken_as_they_lie(flat):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
     with pytest.raises(EngineError, match="input x was prepared as float32"):
         executable.step({**feeds, "x": tf.constant("text")})
+
+
+GATHERED = """
+import numpy as np, torch
+from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.runtime.input_staging import InputStaging
+
+CPU = torch.device("cpu")
+types = (torch.int32, torch.float32, torch.int64, torch.bfloat16, torch.uint8, torch.float64)
+shapes = [(2 * n % 7 + 1, 4) for n in range(24)] + [(33, 64), (1024, 1), (4, 4)]
+
+
+def drawn(seed):
+    return {
+        f"x{n}": (torch.from_numpy(np.random.default_rng((seed, n)).standard_normal(shape)) * 99).to(types[n % 6])
+        for n, shape in enumerate(shapes)
+    }
+
+
+def run(fed):
+    assert found.aim(fed)
+    found.memory.zero_()
+    found.gather()
+    for name, value in found.on_device.items():
+        assert torch.equal(fed[name], value), name
+
+
+found = InputStaging(drawn(0), Device.of(CPU))
+assert found.gathers()
+for seed in range(4):
+    fed = drawn(seed)
+    run(fed)
+    run({**fed, "another": None})
+    for name, value in fed.items():
+        value.copy_(drawn(seed + 10)[name])
+    run(fed)
+    fed["x3"] = fed["x3"].clone()
+    run(fed)
+    square = fed["x26"]
+    square.data = square.data.clone() + 1
+    run(fed)
+    square.t_()  # the same object, at the same address, with the same shape
+    assert not found.aim(fed)
+    square.t_()
+    run(fed)
+    odd = torch.zeros(fed["x3"].numel() + 1, dtype=torch.bfloat16)[1:].view(fed["x3"].shape)
+    assert odd.data_ptr() % 4 and odd.is_contiguous()
+    for wrong in (
+        {**fed, "x3": odd}, {**fed, "x0": fed["x0"].numpy()}, {**fed, "x0": fed["x0"][:0]}, {**fed, "x0": fed["x0"].float()},
+        {**fed, "x1": torch._neg_view(fed["x1"])}, {**fed, "x1": torch.nn.Parameter(fed["x1"])}, {**fed, "x0": fed["x0"].to("meta")},
+        {**fed, "x0": fed["x0"].to_sparse()}, {name: value for name, value in fed.items() if name != "x5"}, {},
+    ):
+        assert not found.aim(wrong)
+    run(fed)
+
+for like in (
+    {"x": torch.zeros(4)}, {"x": torch.zeros(4), "y": torch.zeros(3, dtype=torch.bool)}, {"x": torch.zeros(4), "y": torch.zeros(1 << 20)},
+    {"x": torch.zeros(4), "y": torch.zeros(4, dtype=torch.complex64)}, {"x": torch.zeros(0), "y": torch.zeros(0)}, {},
+):
+    assert not InputStaging(like, Device.of(CPU)).gathers()
+assert InputStaging({"x": torch.zeros(4), "y": torch.zeros(0)}, Device.of(CPU)).gathers()
+"""
+
+
+@pytest.mark.needs_triton
+def test_one_kernel_gathers_tensors_from_where_they_are_now():
+    run_interpreted(GATHERED)
+
+
+def test_tensors_are_gathered_before_the_graph_that_reads_them(monkeypatch):
+    log = []
+    made = CudaExecutable.__new__(CudaExecutable)
+    made.device, made._capture, made._prefetch = Device.of(CPU), True, None
+    made._outputs = SimpleNamespace(expect=lambda: log.append("expect"))
+    made._inputs = SimpleNamespace(
+        aim=lambda feeds: log.append("aim") or feeds == "tensors", fill=lambda feeds, **how: feeds == "arrays"
+    )
+    made._graphs = {kind: SimpleNamespace(start=partial(log.append, kind.name)) for kind in CapturedGraph}
+    assert made.begin("tensors")
+    assert log == ["aim", "expect", "GATHER", "RUN", "DELIVER"]
+    log.clear()
+    assert made.begin("arrays")
+    assert not made.begin("others")
+    assert log == ["aim", "expect", "STEP", "aim"]
+
+
+@pytest.mark.gpu
+@pytest.mark.tf
+def test_a_gpu_gathers_the_tensors_that_a_step_is_fed_now():
+    """Of dozens of inputs: in memory of others, changed where they are, transposed where they are, or mixed with arrays."""
+
+    def build(tf, v1):
+        ins = [v1.placeholder([tf.float32, tf.int32][n % 2], [6, 6], name=f"x{n}") for n in range(40)]
+        tf.identity(tf.add_n([tf.cast(x, tf.float32) * (n + 1.0) for n, x in enumerate(ins)]), name="y")
+
+    def drawn(seed):
+        rng = np.random.default_rng(seed)
+        return {f"x{n}": rng.integers(0, 99, (6, 6)).astype([np.float32, np.int32][n % 2]) for n in range(40)}
+
+    made = ENGINE.build(job(graph_of(build, outputs=["y"]), drawn(0), device="cuda", capture=True))
+    assert CapturedGraph.GATHER in made._graphs
+    kept = {name: torch.from_numpy(value).cuda() for name, value in drawn(1).items()}
+    for seed in range(6):
+        fed = drawn(seed)
+        expected = sum(value.astype(np.float32) * (n + 1.0) for n, value in enumerate(fed.values()))
+        for name, value in fed.items():
+            kept[name].copy_(torch.from_numpy(value))
+        turned = {**kept, "x4": kept["x4"].t().contiguous().t_()}
+        for one in (
+            kept,
+            {name: value.clone() for name, value in kept.items()},
+            turned,
+            {**kept, "x7": fed["x7"]},
+            fed,
+        ):
+            np.testing.assert_allclose(made.step(one)["y"], expected)
+    made.close()

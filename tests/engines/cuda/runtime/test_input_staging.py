@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import mmap
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +17,7 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.runtime import input_staging, memcpy
 from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.memcpy import HostMemory
 from msplit.engines.cuda.runtime.output_staging import OutputStaging
 from msplit.errors import EngineError
 
@@ -234,3 +239,125 @@ def test_a_gpu_gets_and_gives_every_byte(monkeypatch, dtype, size, ahead):
     torch.cuda.synchronize()
     for name, value in given.read().items():
         np.testing.assert_array_equal(value, values[name].T)
+
+
+def registered(monkeypatch, size=1 << 15):
+    """Inputs of which one is large, on a device of their own, and memory that it reads."""
+    for name in ("_AHEAD_BYTES", "_AHEAD_ALONE_BYTES"):
+        monkeypatch.setattr(input_staging, name, size)
+    device = Device(CPU)
+    found = InputStaging({"x": torch.zeros(300, 100), "ids": torch.zeros(30, dtype=torch.int32)}, device)
+    memory = np.zeros(300 * 100 + 64, np.float32)
+    device.owned(HostMemory).register(memory.ctypes.data, memory.nbytes)
+    return found, memory[16 : 16 + 300 * 100].reshape(300, 100), device.owned(HostMemory)
+
+
+def test_a_large_array_is_read_where_it_lies_if_the_gpu_reads_it_there(monkeypatch):
+    found, x, memory = registered(monkeypatch)
+    ids = np.arange(30, dtype=np.int32)
+    x[...] = np.arange(x.size).reshape(x.shape)
+    for one, direct in (
+        (x, True),
+        (x.copy(), False),
+        (x[::-1], False),
+        (np.asfortranarray(x), False),
+        (x.view(type("Other", (np.ndarray,), {})), False),
+        (found.block.arrays["x"], False),
+    ):
+        for fill in (functools.partial(found.fill, ahead=True), found.send_all):
+            value = np.array(one)
+            found.block.host.zero_()
+            found.memory.zero_()
+            if one is found.block.arrays["x"]:
+                one[...] = value
+            assert fill({"x": one, "ids": ids}, direct=True)
+            assert found.reads_callers == direct
+            assert found.block.arrays["x"].any() != direct
+            np.testing.assert_array_equal(to_numpy(found.on_device["x"]), value)
+            np.testing.assert_array_equal(found.block.arrays["ids"], ids)
+    found.block.host.zero_()
+    found.send_all({"x": x, "ids": ids})  # somebody may change it before it is over
+    assert found.block.arrays["x"].any()
+    memory.release(x.ctypes.data - 64)
+    found.send_all({"x": x, "ids": ids}, direct=True)
+    assert not found.reads_callers
+
+
+@pytest.mark.parametrize("rows", [(300,), (200,), (100, 100, 100), (100, 150), (290, 10), ()])
+@pytest.mark.parametrize("where", ["all", "some", "none", "otherwise"])
+def test_rows_of_requests_are_joined_from_memory_that_the_gpu_reads(monkeypatch, rows, where):
+    """Of another byte order, they are converted by the host."""
+    monkeypatch.setattr(input_staging, "_DIRECT_BYTES", 1 << 14)
+    found, x, _ = registered(monkeypatch)
+    found.fill({"x": np.full_like(x, 7), "ids": np.zeros(30, np.int32)})
+    found.to_device()
+    x[...] = np.random.default_rng(0).standard_normal(x.shape)
+    ends = np.cumsum((0, *rows))
+    parts = [x[first:last] for first, last in itertools.pairwise(ends)] or [x[:300]]
+    if where != "all":
+        parts = [part.copy() if where != "some" or number else part for number, part in enumerate(parts)]
+    if where == "otherwise":
+        parts = [part.astype(">f4") for part in parts]
+    found.join([{"x": part, "ids": np.arange(30, dtype=np.int32)} for part in parts], {"x": 1 if rows else 0, "ids": 0})
+    found.rest_to_device()
+    count = ends[-1] or 300
+    direct = (where == "all" or (where == "some" and len(parts) == 1)) and min(len(part) for part in parts) >= 41
+    assert (found.block.arrays["x"] == 7).all() == direct
+    np.testing.assert_array_equal(to_numpy(found.on_device["x"])[:count], x[:count])
+    assert (to_numpy(found.on_device["x"])[count:] == 7).all()
+    np.testing.assert_array_equal(to_numpy(found.on_device["ids"]), np.arange(30))
+
+
+def test_what_cuda_refuses_the_host_copies(monkeypatch, caplog):
+    """The log says so once, and the error is nobody else's."""
+    said, asked = [], []
+    library = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: 304 if size.value > 99 else 0,
+        cudaHostUnregister=lambda address: said.append(address.value),
+        cudaGetLastError=lambda: asked.append(1),
+    )
+    monkeypatch.setattr(memcpy, "runtime", lambda: library)
+    memory = HostMemory(SimpleNamespace(is_gpu=True, entered=nullcontext))
+    assert memory.register(4096, 50)
+    assert [memory.register(8192, 100), memory.register(8192, 50)] == [False, False]
+    for address in (4096, 8192, 4096):
+        memory.release(address)
+    assert said == [4096]
+    assert len(asked) == 3
+    assert caplog.text.count("refuses to register") == 1
+
+
+def test_a_copy_that_cuda_refuses_comes_by_way_of_the_block(monkeypatch):
+    found, x, _ = registered(monkeypatch)
+    monkeypatch.setattr(memcpy.AsyncCopy, "send_from", lambda *_: False)
+    x[...] = 3
+    found.send_all({"x": x, "ids": np.zeros(30, np.int32)}, direct=True)
+    assert to_numpy(found.on_device["x"]).min() == found.block.arrays["x"].min() == 3
+
+
+@pytest.mark.gpu
+def test_a_gpu_reads_pinned_and_registered_memory_where_it_lies(monkeypatch):
+    monkeypatch.setattr(input_staging, "_AHEAD_ALONE_BYTES", 1 << 20)
+    device = Device.of(torch.device("cuda"))
+    memory, size = device.owned(HostMemory), 1 << 21
+    with mmap.mmap(-1, size) as shared:
+        plain, large = np.arange(size // 4, dtype=np.float32), np.frombuffer(shared, np.float32)
+        pinned = torch.from_numpy(plain).pin_memory()
+        assert [memory.has(one) for one in (plain, large, pinned.numpy())] == [False, False, True]
+        assert memory.register(large.ctypes.data, size)
+        large[...] = plain[::-1]
+        found = InputStaging({"x": torch.zeros(size // 4), "ids": torch.zeros(30, dtype=torch.int32)}, device)
+        ids = np.arange(30, dtype=np.int32)
+        for value in (large, pinned.numpy(), pinned):
+            assert found.send_all({"x": value, "ids": ids}, direct=True)
+            torch.cuda.synchronize()
+            assert found.reads_callers
+            assert not found.block.arrays["x"].any()
+            np.testing.assert_array_equal(to_numpy(found.on_device["x"]), value)
+            np.testing.assert_array_equal(to_numpy(found.on_device["ids"]), ids)
+        memory.release(large.ctypes.data)
+        assert not memory.has(large)
+        assert memory.register(0, 4096) is False  # and the error is nobody else's
+        assert torch.ones(3, device="cuda").sum() == 3
+        memory._refused = False
+        del large

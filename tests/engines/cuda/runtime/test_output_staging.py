@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,6 +68,10 @@ for names in (
         assert found.arrived(), (names, step)
         for name, array in found.read().items():
             np.testing.assert_array_equal(array, to_numpy(tensors[name]), err_msg=name)
+            places = {"one": np.zeros((), np.float32), "half": np.zeros(3, np.float32), "flags": np.zeros(49, bool), "other": array}
+            for one, value in found.read(places).items():
+                np.testing.assert_array_equal(value, to_numpy(tensors[one]), err_msg=one)
+                assert (value is places.get(one)) == (one == "one")
 
 # A replay that was announced and never came is not waited for for ever, and the next one is not mistaken for it.
 output_staging._PATIENCE = 0.01
@@ -130,3 +135,23 @@ def test_cuda_is_asked_at_each_look_where_no_kernel_tells_the_end() -> None:
     executable._seen, executable._looks = (lambda: len(asked) > 3), 0  # CUDA is asked rarely, for faults
     assert [executable.over() for _ in range(100)] == [False] * 100
     assert len(asked) == 3
+
+
+def test_outputs_are_read_into_arrays_that_fit():
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4), "c": torch.ones(())}
+    found = OutputStaging(tensors, Device.of(torch.device("cpu")), captured=False)
+    found.copy(tensors)
+    places = {
+        "a": np.zeros((2, 3), np.float32),
+        "b": np.zeros(4, np.int32),
+        "c": np.zeros(1, np.float32),
+        "d": np.zeros(2),
+    }
+    for given in (places, {"a": places["a"]}, {}, None):
+        outputs = found.read(given)
+        assert {name: value.tolist() for name, value in outputs.items()} == {
+            name: one.tolist() for name, one in tensors.items()
+        }
+        assert (outputs["a"] is places["a"]) == bool(given)
+        assert all(value is not places[name] for name, value in outputs.items() if name != "a")
+        assert not np.shares_memory(outputs["b"], found._block.arrays["b"])

@@ -21,6 +21,7 @@ from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.runtime import executable, input_staging
 from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.memcpy import HostMemory
 from msplit.engines.cuda.runtime.output_staging import CapturedGraph
 from msplit.errors import EngineError
 from msplit.opset import schema
@@ -38,15 +39,16 @@ class Gpu:
 
     Args:
         deaf: Streams, or "host", that wait for no event: mistakes that tests must find.
+        paces: How much is executed, of all streams, when more is issued: one of these.
     """
 
-    def __init__(self, seed, deaf=()):
-        self.chance, self.deaf = random.Random(seed), deaf
+    def __init__(self, seed, deaf=(), paces=(0, 0, 1, 5)):
+        self.chance, self.deaf, self.paces = random.Random(seed), deaf, paces
         self.issued = {CALLER: deque(), COPIES: deque()}
 
     def issue(self, stream, do, ready=lambda: True):
         self.issued[stream].append((ready, do))
-        self.work(self.chance.choice([0, 0, 1, 5]))
+        self.work(self.chance.choice(self.paces))
 
     def work(self, most=10**6, until=lambda: False):
         for _ in range(most):
@@ -96,6 +98,11 @@ class Gpu:
                 middle = (first + last) // 2
                 for begin, end in ((first, middle), (middle, last)):
                     gpu.issue(self.stream, lambda a=begin, b=end: self.target[a:b].copy_(self.source[a:b].clone()))
+
+            def send_from(self, array, first):
+                source = torch.from_numpy(array.reshape(-1).view(np.uint8))
+                gpu.issue(self.stream, lambda: self.target[first : first + array.nbytes].copy_(source))
+                return True
 
         return Copy
 
@@ -149,7 +156,7 @@ def executable_on(gpu):
         expect=lambda: None,
         arrived=lambda: False,
         settle=lambda: None,
-        read=lambda: {name: value.copy() for name, value in given.items()},
+        read=lambda into=None: {name: value.copy() for name, value in given.items()},
     )
     return made
 
@@ -233,6 +240,33 @@ def test_whatever_was_announced_a_step_gives_what_it_is_fed(seed, steps):
                 assert_gives(step_then(made, announced, following), 98)
             for value in feeds.values():
                 value[...] = 7
+
+
+@pytest.mark.parametrize("deaf", [(), ("host",)])
+def test_memory_that_the_gpu_reads_itself_is_written_over_when_it_has(deaf):
+    """By the function that gives the next inputs, too, which may reuse it. Without a wait some step reads another one's."""
+
+    def is_right(seed):
+        with made_on(Gpu(seed, deaf, (0, 0, 0, 1))) as made:
+            shared, registered = values(0), made.device.owned(HostMemory)
+            for value in shared.values():
+                registered.register(value.ctypes.data, value.nbytes)
+            for number in range(6):
+
+                def following(number=number):
+                    for name, value in values(number + 1).items():
+                        shared[name][...] = value
+
+                ask = partial(made._step, then=following) if number % 3 else made.step
+                outputs = ask(shared)
+                if not all(np.array_equal(outputs[name], value) for name, value in values(number).items()):
+                    return False
+                following()
+            assert not made._inputs.block.arrays["picture"].any()
+        return True
+
+    found = [is_right(seed) for seed in range(examples(30, 300))]
+    assert all(found) == (not deaf)
 
 
 def test_values_are_those_of_the_time_when_they_were_sent():
