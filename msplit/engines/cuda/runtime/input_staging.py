@@ -197,10 +197,8 @@ class InputStaging:
 
     def aim(self, feeds: Feeds) -> bool:
         """Has the captured `gather` copy these tensors; false where one is anything else than a contiguous tensor there."""
-        assert self._gather is not None
-        assert self._together is not None
-        values = self._together.taken(feeds)
-        if not values or not all(map(torch.Tensor.is_contiguous, values)):
+        values = self._together.taken(feeds) if self._together is not None else ()
+        if self._gather is None or not values or not all(map(torch.Tensor.is_contiguous, values)):
             return False
         return self._gather.aim([*map(torch.Tensor.data_ptr, values)])
 
