@@ -86,13 +86,14 @@ class AsyncCopy:
 
 
 class _PointerAttributes(ctypes.Structure):
-    """CUDA's cudaPointerAttributes."""
+    """CUDA's cudaPointerAttributes. CUDA 13 has 64 bytes more than CUDA 12 behind what is read here, and writes all of them."""
 
     _fields_ = (
         ("type", ctypes.c_int),
         ("device", ctypes.c_int),
         ("on_device", ctypes.c_void_p),
         ("on_host", ctypes.c_void_p),
+        ("reserved", ctypes.c_long * 32),
     )
 
 
