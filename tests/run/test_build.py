@@ -329,6 +329,10 @@ def test_a_build_whose_rows_are_not_those_of_inputs_and_outputs_gives_one_messag
         msplit.open(copy)
 
 
+OTHERS = st.one_of(st.none(), st.integers(-(2**70), 2**70), st.text(max_size=3), st.floats(), st.just([]), st.just({}))
+"""Made once: Hypothesis finds out anew for each strategy of texts what letters there are."""
+
+
 def mutated(draw: Any, value: Any) -> Any:
     """A JSON value with something in it changed."""
     if isinstance(value, dict) and value and draw(st.integers(0, 5)):
@@ -337,10 +341,7 @@ def mutated(draw: Any, value: Any) -> Any:
     if isinstance(value, list) and value and draw(st.integers(0, 5)):
         place = draw(st.integers(0, len(value) - 1))
         return [*value[:place], mutated(draw, value[place]), *value[place + 1 :]]
-    other = st.one_of(
-        st.none(), st.integers(-(2**70), 2**70), st.text(max_size=3), st.floats(), st.just([]), st.just({})
-    )
-    return draw(other)
+    return draw(OTHERS)
 
 
 @settings(max_examples=30, deadline=None)
