@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, proved
 from msplit.opset.traits import RESHAPES
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -103,8 +103,8 @@ def heights(graph: OpGraph, readers: Readers, counts: Callable[[Op], bool]) -> d
 
 
 def offered(graph: OpGraph, change: Callable[[Op], bool]) -> bool:
-    """Offers each op that is in a graph now to a function that may change it; returns whether it did."""
-    return max([change(op) for op in list(graph.ops.values())], default=False)
+    """Offers each op that is in a graph now to a rule that may change it; returns whether one did."""
+    return max([bool(proved(change, op)) for op in list(graph.ops.values())], default=False)
 
 
 def value_key(value: NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
