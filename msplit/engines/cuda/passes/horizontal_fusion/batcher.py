@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, proved
 from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, Signatures, large, weight_slot
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch, Builder, StackSlot
@@ -296,7 +296,7 @@ class Batcher:
         ordered = self._ordered(members)
         copies, _ = self._copies(ordered)
         first = ordered[0]
-        stacked = BATCH_RULES[first.op].build(Batch(self.builder, ordered))
+        stacked = proved(BATCH_RULES[first.op].build, Batch(self.builder, ordered))
         if stacked is None:
             return False
         for port, key in enumerate(stacked):
