@@ -330,10 +330,11 @@ class _Way:
             return
         other = known(other_input(op, key))
         number, is_first = self._number(other), op.inputs[0] == key
-        if op.op == "Mul" and number is not None:
-            self._times(number)
-        elif op.op == "Mul":
-            self._keep(other)
+        if op.op == "Mul":
+            if number is None:
+                self._keep(other)
+            else:
+                self._times(number)
         elif op.op in _DIVISIONS:
             require(is_first and number)
             self._times(1 / known(number))

@@ -179,7 +179,7 @@ def _tall_product(m: Batch) -> list[Key]:
 
 
 def _weighted_product(m: Batch, steps: tuple[str, ...]) -> list[Key]:
-    layer, stacks = known(m.layer(steps))
+    layer, stacks = m.layer(steps)
     return m.outputs("_GroupedMatMul", grouped_attrs(m.op, steps, layer), [m.input(0, 2), *stacks])
 
 
@@ -197,7 +197,7 @@ def lookup(m: Batch) -> list[Key]:
         attrs = {**m.op.attrs, "Tparams": m.type_of(0)}
         return m.outputs(m.op.op, attrs, [m.key(0), m.stacked(1), *(m.key(slot) for slot in range(2, m.slots))])
     require(m.constants(0))
-    table, starts, sizes = known(m.tables(0))
+    table, starts, sizes = m.tables(0)
     return m.outputs("_GroupedLookup", {"T": m.type_of(0), "count": m.count}, [table, m.stacked(1), starts, sizes])
 
 
