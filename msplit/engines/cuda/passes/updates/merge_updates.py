@@ -16,7 +16,7 @@ import numpy as np
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key, known, proved, require
 from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS, ROW_OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER
-from msplit.engines.cuda.passes.pattern import FLOATS, value_key
+from msplit.engines.cuda.passes.pattern import FLOATS, offered, value_key
 from msplit.opset.traits import SPARSE_SEGMENTS
 
 LARGEST = 1 << 20
@@ -147,40 +147,35 @@ _COMBINERS = {f"{op}Grad": op.removeprefix("SparseSegment").lower() for op in SP
 
 def sum_in_updates(graph: OpGraph) -> bool:
     """Lets updates by the sums of rows of distinct ids take the rows and the ids as they are. Whether there was one."""
-    changed = _sum_single_rows(graph)
+    changed = offered(graph, lambda op: _sum_single_rows(graph, op))
     changed |= _keep_distinct(graph)
-    for op in graph.ops.values():
-        if op.op not in ROW_OPTIMIZERS:
-            continue
-        variables, numbers, rows, ids = ROW_OPTIMIZERS[op.op].parts(op.inputs)
-        made, unique = graph.ops.get(rows[0]), graph.ops.get(ids[0])
-        if made is None or unique is None or unique.op != DISTINCT or ids[1]:
-            continue
-        if _sums(graph, made, (unique.node, 1), graph.shape(ids)):
-            rows, ids = made.inputs[0], unique.inputs[0]
-        elif made.op not in _COMBINERS or made.inputs[1] != (unique.node, 1):
-            continue
-        op.source_nodes = list(dict.fromkeys([*op.source_nodes, *made.source_nodes, *unique.source_nodes]))
-        op.attrs = {**op.attrs, "op": op.op, "count": 1, "summed": True, "_mutates": tuple(range(len(variables)))}
-        op.op, op.inputs = ROWS, [*variables, *numbers, rows, ids]
-        proved(_take_segments, graph, op)
-        changed = True
-    return changed
+    return offered(graph, lambda op: _sum_in_update(graph, op)) or changed
 
 
-def _sum_single_rows(graph: OpGraph) -> bool:
-    """Gradients of segments of one row each are sums of the segments' own, however the rows were put together."""
-    changed = False
-    for op in graph.ops.values():
-        segments = graph.constants.get(op.inputs[2]) if op.op in _COMBINERS else None
-        given = graph.shape(op.inputs[0])
-        if segments is None or given is None or not np.array_equal(segments, np.arange(given[0])):
-            continue
-        grad, places, _, count = op.inputs
-        attrs = {"T": op.attrs["T"], "Tindices": op.attrs.get("Tidx", "int32"), "Tnumsegments": "int32"}
-        op.op, op.inputs, op.attrs = "UnsortedSegmentSum", [grad, places, count], attrs
-        changed = True
-    return changed
+def _sum_in_update(graph: OpGraph, op: Op) -> bool:
+    """Lets one update by the sums of rows of distinct ids take these as they are."""
+    variables, numbers, rows, ids = known(ROW_OPTIMIZERS.get(op.op)).parts(op.inputs)
+    made, unique = known(graph.ops.get(rows[0])), known(graph.ops.get(ids[0]))
+    require(unique.op == DISTINCT and not ids[1])
+    if _sums(graph, made, (unique.node, 1), graph.shape(ids)):
+        rows, ids = made.inputs[0], unique.inputs[0]
+    else:
+        require(made.op in _COMBINERS and made.inputs[1] == (unique.node, 1))
+    op.source_nodes = list(dict.fromkeys([*op.source_nodes, *made.source_nodes, *unique.source_nodes]))
+    op.attrs = {**op.attrs, "op": op.op, "count": 1, "summed": True, "_mutates": tuple(range(len(variables)))}
+    op.op, op.inputs = ROWS, [*variables, *numbers, rows, ids]
+    proved(_take_segments, graph, op)
+    return True
+
+
+def _sum_single_rows(graph: OpGraph, op: Op) -> bool:
+    """Makes a gradient of segments of one row each the sum of the segments' own, however the rows were put together."""
+    require(op.op in _COMBINERS)
+    grad, places, segments, count = op.inputs
+    require(np.array_equal(known(graph.constants.get(segments)), np.arange(known(graph.shape(grad))[0])))
+    attrs = {"T": op.attrs["T"], "Tindices": op.attrs.get("Tidx", "int32"), "Tnumsegments": "int32"}
+    op.op, op.inputs, op.attrs = "UnsortedSegmentSum", [grad, places, count], attrs
+    return True
 
 
 def _keep_distinct(graph: OpGraph) -> bool:
