@@ -19,8 +19,10 @@ from msplit.shapes.registry import (
     merge,
     product,
     rank,
+    require,
     shape_from,
     shape_function,
+    sure,
     total,
     unsized,
 )
@@ -69,8 +71,7 @@ def bitcast(node: Node) -> Outputs:
     """A last axis appears or disappears where the element sizes differ."""
     shape = node.ranked(0)
     old, new = itemsize(str(node.attr("T", ""))), itemsize(str(node.attr("type", "")))
-    if not old or not new:
-        return (None,)
+    require(old and new)
     if old == new:
         return (shape,)
     return ((*shape, old // new) if old > new else shape[:-1],)
@@ -163,9 +164,7 @@ def split(node: Node) -> Outputs:
 @shape_function("Pack")
 def pack(node: Node) -> Outputs:
     """Stacks equal shapes along a new axis."""
-    part: Shape = reduce(merge, node.inputs, None)
-    if part is None:
-        return (None,)
+    part = sure(reduce(merge, node.inputs, None))
     place = axis_of(int(node.attr("axis", 0)), len(part) + 1)
     return ((*part[:place], len(node.inputs), *part[place:]),)
 
@@ -173,9 +172,7 @@ def pack(node: Node) -> Outputs:
 @shape_function("Unpack")
 def unpack(node: Node) -> Outputs:
     """Takes an axis apart."""
-    shape, count = node.shape(0), node.count("num")
-    if shape is None:
-        return (None,) * count
+    shape, count = node.ranked(0), node.count("num")
     place = axis_of(int(node.attr("axis", 0)), len(shape))
     return ((*shape[:place], *shape[place + 1 :]),) * count
 
@@ -290,14 +287,9 @@ def xla_pad(node: Node) -> Outputs:
     """Each axis with what is put before, behind and between its elements, which are values and may be negative."""
     shape = node.ranked(0)
     low, high, interior = (node.ints(index) or [None] * len(shape) for index in (2, 3, 4))
-    return (
-        tuple(
-            None
-            if size is None or before is None or behind is None or between is None
-            else size + before + behind + max(0, size - 1) * between
-            for size, before, behind, between in zip(shape, low, high, interior, strict=True)
-        ),
-    )
+    gaps = [None if size is None else max(0, size - 1) for size in shape]
+    between = map(product, zip(gaps, interior, strict=True))
+    return (tuple(map(total, zip(shape, low, high, between, strict=True))),)
 
 
 @shape_function("XlaDynamicSlice")

@@ -25,6 +25,7 @@ from msplit.shapes.registry import (
     merge,
     shape_from,
     shape_function,
+    sure,
 )
 from msplit.shapes.result import FUNCTIONAL, Bound, FunctionShapes, InferenceState, Result
 from msplit.shapes.walk import run
@@ -75,11 +76,9 @@ def _inputs(node: Node, first: int = 0) -> list[Bound]:
 
 def call(node: Node, state: InferenceState) -> FunctionShapes | None:
     """A call: the function is named by the attribute `f` (of a launch of XLA `function`), or by the op itself."""
-    function = _function(node.attr("function" if node.op == "XlaLaunch" else "f", node.op), state)
-    if function is None:
-        return None
-    walked = _walked(function, _inputs(node), state)
-    return None if walked is None else FunctionShapes(walked[0], {"f": (function, walked[1])})
+    function = sure(_function(node.attr("function" if node.op == "XlaLaunch" else "f", node.op), state))
+    outputs, result = sure(_walked(function, _inputs(node), state))
+    return FunctionShapes(outputs, {"f": (function, result)})
 
 
 def branch(node: Node, state: InferenceState) -> FunctionShapes | None:

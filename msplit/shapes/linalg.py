@@ -12,6 +12,7 @@ from msplit.shapes.registry import (
     merge,
     merge_dim,
     shape_function,
+    sure,
     unsized,
 )
 
@@ -82,9 +83,7 @@ def einsum(node: Node) -> Outputs:
     result: list[int | None] = []
     for label in right:
         if label == ".":
-            if lead is None:
-                return (None,)
-            result.extend(lead)
+            result.extend(sure(lead))
         else:
             result.append(sizes[label])
     return (tuple(result),)
@@ -166,26 +165,20 @@ def solve(node: Node) -> Outputs:
 @shape_function("LogMatrixDeterminant")
 def log_determinant(node: Node) -> Outputs:
     """The batch axes, for the sign and for the logarithm."""
-    shape = node.shape(0)
-    return (None if shape is None else shape[:-2],) * 2
+    return (node.ranked(0)[:-2],) * 2
 
 
 @shape_function("Lu")
 def lu(node: Node) -> Outputs:
     """The factors, and one position per row."""
-    shape = node.shape(0)
-    if shape is None:
-        return (None, None)
-    lead, size = _square(shape)
+    lead, size = _square(node.ranked(0))
     return ((*lead, size, size), (*lead, size))
 
 
 @shape_function("Qr")
 def qr(node: Node) -> Outputs:
     """[.., m, p] and [.., p, n]: p is the smaller of m and n, or m with `full_matrices`."""
-    shape = node.shape(0)
-    if shape is None:
-        return (None, None)
+    shape = node.ranked(0)
     rows, columns = shape[-2:]
     inner = rows if node.attr("full_matrices", False) else least(rows, columns)
     return ((*shape[:-2], rows, inner), (*shape[:-2], inner, columns))
@@ -194,19 +187,14 @@ def qr(node: Node) -> Outputs:
 @shape_function("SelfAdjointEigV2", "Eig")
 def eigenvalues(node: Node) -> Outputs:
     """One value per row; and the vectors. Of those that are not asked for TensorFlow says two things: nobody reads them."""
-    shape = node.shape(0)
-    if shape is None:
-        return (None, None)
-    lead, size = _square(shape)
+    lead, size = _square(node.ranked(0))
     return ((*lead, size), (*lead, size, size) if node.attr("compute_v", True) else None)
 
 
 @shape_function("Svd")
 def singular_values(node: Node) -> Outputs:
     """The values; and left and right vectors, of which there may be as many as rows and columns."""
-    shape = node.shape(0)
-    if shape is None:
-        return (None, None, None)
+    shape = node.ranked(0)
     lead, (rows, columns) = shape[:-2], shape[-2:]
     inner = least(rows, columns)
     if not node.attr("compute_uv", True):

@@ -15,6 +15,7 @@ from msplit.shapes.registry import (
     product,
     shape_from,
     shape_function,
+    total,
     unsized,
 )
 
@@ -230,15 +231,6 @@ def _scaled(size: int | None, factor: int | None, grow: bool) -> int | None:
     return size * factor if grow else size // factor
 
 
-def _moved_to_batch(
-    size: int | None, block: int | None, low: int | None, high: int | None, forward: bool
-) -> int | None:
-    """Length of an axis of which blocks go to the batch axis, padded before, or come back, cropped afterwards."""
-    if size is None or block is None or low is None or high is None:
-        return None
-    return (size + low + high) // block if forward else size * block - low - high
-
-
 @shape_function("SpaceToBatchND", "BatchToSpaceND", "SpaceToBatch", "BatchToSpace")
 def space_to_batch(node: Node) -> Outputs:
     """Moves blocks of space to the batch axis, or back; the last input pads or crops. The old forms have one size for height and width."""
@@ -250,8 +242,11 @@ def space_to_batch(node: Node) -> Outputs:
     edges = node.ints(1 if square else 2) or [None] * (2 * len(block))
     result = list(shape)
     result[0] = _scaled(shape[0], product(block), forward)
-    for index, size in enumerate(block):
-        result[index + 1] = _moved_to_batch(shape[index + 1], size, edges[2 * index], edges[2 * index + 1], forward)
+    for axis, (size, *around) in enumerate(zip(block, edges[::2], edges[1::2], strict=True), 1):
+        if forward:
+            result[axis] = _scaled(total((shape[axis], *around)), size, False)
+        else:
+            result[axis] = total((_scaled(shape[axis], size, True), product((-1, total(around)))))
     return (tuple(result),)
 
 

@@ -116,13 +116,10 @@ class Node:
         """Shape of an input whose rank is known.
 
         Raises:
-            ValueError: It is not. For functions of ops with one output, about which nothing is known then.
+            ValueError: It is not. Then nothing is known of any output.
             IndexError: There is no such input.
         """
-        shape = self.inputs[index]
-        if shape is None:
-            raise ValueError("unknown rank")
-        return shape
+        return sure(self.inputs[index])
 
     def value(self, index: int) -> Value | None:
         """Static value of an input, or None."""
@@ -139,11 +136,7 @@ class Node:
         Raises:
             ValueError: One is not.
         """
-        found = self.ints(index)
-        numbers = [number for number in found or () if number is not None]
-        if found is None or len(numbers) < len(found):
-            raise ValueError("an unknown value")
-        return numbers
+        return [sure(number) for number in sure(self.ints(index))]
 
     def scalar(self, index: int) -> int | None:
         """Static integer value of a scalar input, or None."""
@@ -171,6 +164,30 @@ class Node:
         """Number of elements of the list or array that the first input refers to, where it is known."""
         handle = self.handle()
         return None if handle is None else handle.length
+
+
+_Found = TypeVar("_Found")
+
+
+def sure(found: _Found | None) -> _Found:
+    """Gives what a function can not do without.
+
+    Raises:
+        ValueError: It is None. Then nothing is known of what the function was asked for.
+    """
+    if found is None:
+        raise ValueError("unknown")
+    return found
+
+
+def require(holds: Any) -> None:
+    """Ends a function that can tell nothing unless a condition holds.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if not holds:
+        raise ValueError("unknown")
 
 
 def shape_text(shape: Sequence[int | None]) -> str:

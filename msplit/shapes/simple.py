@@ -25,6 +25,7 @@ from msplit.shapes.registry import (
     rank,
     shape_from,
     shape_function,
+    sure,
     unsized,
 )
 
@@ -166,9 +167,7 @@ def arg_max(node: Node) -> Outputs:
 @shape_function("ApproxTopK")
 def approx_top_k(node: Node) -> Outputs:
     """k along one axis, and their positions; how many there are before they are aggregated is up to the device."""
-    shape = node.shape(0)
-    if shape is None:
-        return (None, None)
+    shape = node.ranked(0)
     axis = axis_of(int(node.attr("reduction_dimension", -1)), len(shape))
     count = int(node.attr("k")) if node.attr("aggregate_to_topk", True) else None
     result = (*shape[:axis], count, *shape[axis + 1 :])
@@ -201,10 +200,8 @@ def gather_v2(node: Node) -> Outputs:
 @shape_function("GatherNd", "ResourceGatherNd")
 def gather_nd(node: Node) -> Outputs:
     """Entries named by the last axis of the indices."""
-    table, indices = node.shape(0) if node.handle() is None else node.element(), node.shape(1)
-    if table is None or not indices or indices[-1] is None:
-        return (None,)
-    return (indices[:-1] + table[indices[-1] :],)
+    table, indices = sure(node.shape(0) if node.handle() is None else node.element()), node.ranked(1)
+    return (indices[:-1] + table[sure(indices[-1]) :],)
 
 
 @shape_function(*ops_with("as many rows as its last id"))
@@ -258,15 +255,13 @@ def dynamic_stitch(node: Node) -> Outputs:
     for index, data in zip(node.inputs[:half], node.inputs[half:], strict=False):
         if index is not None and data is not None:
             rest = merge(rest, data[len(index) :])
-    if rest is None:
-        return (None,)
     few = sum(value.size for value in node.values[:half] if value is not None) <= MAX_INDICES
     indices: list[int | None] = []
     for place in range(half):
         values = node.ints(place) if few else None
         indices += [None] if values is None else values
     found = [index for index in indices if index is not None]
-    return ((max([-1, *found]) + 1 if len(found) == len(indices) else None, *rest),)
+    return ((max([-1, *found]) + 1 if len(found) == len(indices) else None, *sure(rest)),)
 
 
 @shape_function("SparseReshape")

@@ -15,7 +15,20 @@ from numpy.typing import NDArray
 
 from msplit.opset.traits import ops_with
 from msplit.shapes.array import broadcast_axes, strided_spec
-from msplit.shapes.registry import UNKNOWN, Node, Outputs, Shape, Value, axis_of, known, product, shape_from, total
+from msplit.shapes.registry import (
+    UNKNOWN,
+    Node,
+    Outputs,
+    Shape,
+    Value,
+    axis_of,
+    known,
+    product,
+    require,
+    shape_from,
+    sure,
+    total,
+)
 
 LIMIT = 4096
 """Most elements of a tensor whose value is followed."""
@@ -84,8 +97,7 @@ def _fit(*operands: Value) -> bool:
 
 def _apply(function: Callable[..., Any], *operands: Value) -> Value | None:
     """Calls a ufunc; an element is unknown where one of its operands is, or where the result is not a number."""
-    if not _fit(*operands):
-        return None
+    require(_fit(*operands))
     floating = any(operand.dtype.kind == "f" for operand in operands)
     if floating:
         operands = tuple(_to_float(operand) for operand in operands)
@@ -124,17 +136,13 @@ UNARY: dict[str, Callable[..., Any]] = {
 @value_function(*BINARY, needs=2)
 def binary(node: Node, outputs: Outputs, first: Value, second: Value) -> Value | None:
     """Elementwise arithmetic."""
-    if node.op in _INTEGER_DIVISIONS and (second == 0).any():
-        return None
-    if node.op == "Pow" and first.dtype.kind == "i" and (second < 0).any():
-        return None
+    require(node.op not in _INTEGER_DIVISIONS or (second != 0).all())
+    require(node.op != "Pow" or first.dtype.kind != "i" or not (second < 0).any())
     return _apply(BINARY[node.op], first, second)
 
 
 value_function(*UNARY, needs=1)(lambda node, outputs, value: _apply(UNARY[node.op], value))
-value_function("TensorListLength", "TensorArraySizeV3")(
-    lambda node, outputs: None if node.length() is None else scalar_value(node.length())
-)
+value_function("TensorListLength", "TensorArraySizeV3")(lambda node, outputs: scalar_value(sure(node.length())))
 value_function("ZerosLike", "OnesLike", needs=1)(
     lambda node, outputs, value: np.full(value.shape, int(node.op == "OnesLike"), dtype=value.dtype)
 )
@@ -153,8 +161,7 @@ value_function("VariableShape", "TensorListElementShape")(lambda node, outputs: 
 @value_function("Div", needs=2)
 def old_division(node: Node, outputs: Outputs, first: Value, second: Value) -> Value | None:
     """Truncates on integers, divides on floats."""
-    if (second == 0).any():
-        return None
+    require((second != 0).all())
     floating = "f" in (first.dtype.kind, second.dtype.kind)
     return _apply(np.true_divide if floating else _TRUNCATED, first, second)
 
@@ -176,17 +183,14 @@ def cast(node: Node, outputs: Outputs, value: Value) -> Value | None:
 @value_function(*ops_with("passes known values"), needs=1)
 def passed(node: Node, outputs: Outputs, value: Value) -> Sequence[Value] | Value | None:
     """The first input. A loop's Enter only where the loop does not change it."""
-    if node.op == "Enter" and not node.attr("is_constant", False):
-        return None
+    require(node.op != "Enter" or node.attr("is_constant", False))
     return (value, value) if node.op == "Switch" else value
 
 
 @value_function("Size", "Rank")
 def size_of(node: Node, outputs: Outputs) -> Value | None:
     """Number of elements, or of axes."""
-    shape = node.shape(0)
-    if shape is None:
-        return None
+    shape = node.ranked(0)
     return scalar_value(len(shape) if node.op == "Rank" else product(shape))
 
 
@@ -200,9 +204,7 @@ def pack(node: Node, outputs: Outputs) -> Value | None:
 def concat(node: Node, outputs: Outputs) -> Value | None:
     """Joins; a part whose value is not known leaves its elements unknown."""
     last = node.op == "ConcatV2"
-    axis = node.scalar(-1 if last else 0)
-    if axis is None:
-        return None
+    axis = sure(node.scalar(-1 if last else 0))
     cut = slice(None, -1) if last else slice(1, None)
     return _joined(node.values[cut], node.inputs[cut], lambda parts: np.concatenate(parts, axis))
 
@@ -210,8 +212,7 @@ def concat(node: Node, outputs: Outputs) -> Value | None:
 def _joined(values: list[Value | None], shapes: list[Shape], join: Callable[[list[Value]], Any]) -> Value | None:
     count = total(product(shape) if known(shape) else None for shape in shapes)
     kinds = {value.dtype.kind for value in values if value is not None}
-    if count is None or count > LIMIT or len(kinds) != 1:
-        return None
+    require(sure(count) <= LIMIT and len(kinds) == 1)
     filler: Any = np.nan if kinds == {"f"} else UNKNOWN
     parts: list[Value] = [
         np.full(shape, filler) if value is None and known(shape) else np.asarray(value)
@@ -223,8 +224,7 @@ def _joined(values: list[Value | None], shapes: list[Shape], join: Callable[[lis
 @value_function("StridedSlice", needs=2)
 def strided_slice(node: Node, outputs: Outputs, data: Value, begin: Value) -> Value | None:
     """NumPy's basic indexing, with masks."""
-    _, index = strided_spec(node, data.shape)
-    return None if index is None else data[tuple(index)]
+    return data[tuple(sure(strided_spec(node, data.shape)[1]))]
 
 
 @value_function("Slice", needs=3)
@@ -237,29 +237,25 @@ def cut(node: Node, outputs: Outputs, data: Value, begin: Value, size: Value) ->
 @value_function("Gather", "GatherV2", needs=2)
 def gather(node: Node, outputs: Outputs, data: Value, indices: Value) -> Value | None:
     """Entries along an axis."""
-    axis = 0 if node.op == "Gather" else node.scalar(2)
-    if axis is None or node.attr("batch_dims", 0) or missing(indices).any():
-        return None
-    if indices.size * data.size > LIMIT * data.shape[axis_of(axis, data.ndim)]:
-        return None
+    axis = 0 if node.op == "Gather" else sure(node.scalar(2))
+    require(not node.attr("batch_dims", 0) and not missing(indices).any())
+    require(indices.size * data.size <= LIMIT * data.shape[axis_of(axis, data.ndim)])
     return np.asarray(np.take(data, indices, axis=axis))
 
 
 @value_function("Fill", "BroadcastTo")
 def filled(node: Node, outputs: Outputs) -> Value | None:
     """One value, or a smaller one, repeated."""
-    value = node.value(1 if node.op == "Fill" else 0)
-    if value is None or not known(outputs[0]) or (product(outputs[0]) or 0) > LIMIT:
-        return None
-    return np.broadcast_to(value, outputs[0]).copy()
+    value, shape = sure(node.value(1 if node.op == "Fill" else 0)), [sure(size) for size in sure(outputs[0])]
+    require(math.prod(shape) <= LIMIT)
+    return np.broadcast_to(value, shape).copy()
 
 
 @value_function("Range", needs=3)
 def arange(node: Node, outputs: Outputs, start: Value, limit: Value, step: Value) -> Value | None:
     """Start, limit, step."""
-    size = product(outputs[0] or (None,))
-    if size is None or size > LIMIT:
-        return None
+    size = sure(product(outputs[0] or (None,)))
+    require(size <= LIMIT)
     return np.asarray(start.reshape(-1)[0] + np.arange(size) * step.reshape(-1)[0])
 
 
@@ -281,9 +277,8 @@ def unpack(node: Node, outputs: Outputs, value: Value) -> Sequence[Value]:
 def split(node: Node, outputs: Outputs) -> Sequence[Value] | None:
     """Cuts along an axis."""
     even = node.op == "Split"
-    value, axis = node.value(1 if even else 0), node.scalar(0 if even else 2)
-    if value is None or axis is None or not all(known(shape) for shape in outputs):
-        return None
+    value, axis = sure(node.value(1 if even else 0)), sure(node.scalar(0 if even else 2))
+    require(all(known(shape) for shape in outputs))
     place = axis_of(axis, value.ndim)
     sizes = [shape[place] for shape in outputs[: node.outputs] if known(shape)]
     parts: list[Value] = np.split(value, np.cumsum(sizes), place)
@@ -293,8 +288,7 @@ def split(node: Node, outputs: Outputs) -> Sequence[Value] | None:
 @value_function("Select", "SelectV2", needs=3)
 def select(node: Node, outputs: Outputs, condition: Value, yes: Value, no: Value) -> Value | None:
     """One or the other; an unknown condition leaves its elements unknown."""
-    if yes.dtype.kind != no.dtype.kind or not _fit(condition, yes, no):
-        return None
+    require(yes.dtype.kind == no.dtype.kind and _fit(condition, yes, no))
     chosen: Value = np.where(condition != 0, yes, no)
     return np.where(missing(condition), np.nan if chosen.dtype.kind == "f" else UNKNOWN, chosen)
 
@@ -307,10 +301,8 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 @value_function(*_REDUCTIONS, needs=2)
 def reduction(node: Node, outputs: Outputs, value: Value, axes: Value) -> Value | None:
     """Over given axes. One unknown element makes the results that it enters unknown."""
-    if node.op in _NEEDS_ELEMENTS and not value.size:
-        return None
-    if node.op == "Mean" and value.dtype.kind != "f":
-        return None
+    require(value.size or node.op not in _NEEDS_ELEMENTS)
+    require(node.op != "Mean" or value.dtype.kind == "f")
     places = tuple(axis_of(axis, value.ndim) for axis in node.whole(1))
     keep = bool(node.attr("keep_dims", False))
     result = np.asarray(_REDUCTIONS[node.op](value, axis=places, keepdims=keep))
@@ -323,26 +315,20 @@ def reduction(node: Node, outputs: Outputs, value: Value, axes: Value) -> Value 
 @value_function("BroadcastArgs", needs=2)
 def broadcast_args(node: Node, outputs: Outputs, first: Value, second: Value) -> Value | None:
     """The shape that two shapes broadcast to."""
-    if missing(first).any() or missing(second).any():
-        return None
-    return np.array(np.broadcast_shapes(tuple(first.tolist()), tuple(second.tolist())), dtype=np.int64)
+    return np.array(np.broadcast_shapes(tuple(node.whole(0)), tuple(node.whole(1))), dtype=np.int64)
 
 
 @value_function("BroadcastGradientArgs", needs=2)
 def broadcast_gradient_args(node: Node, outputs: Outputs, first: Value, second: Value) -> Sequence[Value] | None:
     """The axes over which each operand was broadcast."""
-    one, other = shape_from(node.ints(0)), shape_from(node.ints(1))
-    if not known(one) or not known(other):
-        return None
-    return [np.array(axes, dtype=np.int64) for axes in broadcast_axes(one, other)]
+    sides = [tuple(map(sure, sure(shape_from(node.ints(slot))))) for slot in (0, 1)]
+    return [np.array(axes, dtype=np.int64) for axes in broadcast_axes(*sides)]
 
 
 @value_function("SparseReshape")
 def sparse_reshape(node: Node, outputs: Outputs) -> Sequence[Value | None] | None:
     """The new dense shape, in which one -1 stands for what is left."""
-    old, new = node.ints(1), node.ints(2)
-    if new is None or None in new:
-        return None
+    old, new = node.ints(1), list[int | None](node.whole(2))
     if -1 in new:
         count, rest = product(old or (None,)), product(size for size in new if size != -1)
         new[new.index(-1)] = None if count is None or not rest else count // rest

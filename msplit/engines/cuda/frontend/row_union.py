@@ -17,7 +17,7 @@ import numpy as np
 
 from msplit.engines.cuda.frontend.list_values import Values, zeros_of
 from msplit.engines.cuda.ir.functions import Bodies, Body, BodyOp, functions_of
-from msplit.engines.cuda.ir.graph import Key, Op, Unproved, known, require
+from msplit.engines.cuda.ir.graph import Key, Op, known, require
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.formats.tensors import numpy_dtype
 from msplit.opset.traits import GATHERS, IF, ops_with
@@ -92,23 +92,24 @@ class _Look:
         return self.op(scatter.inputs[0], "ExpandDims").inputs[0]
 
 
-def row_union(bodies: Bodies, otherwise: Body, then: Body) -> RowUnion | None:
-    """Arguments that a cond divides, if its branches are those of such a division: the rows as they are, or more of them."""
-    try:
-        plain, union = _Look(otherwise), _Look(then)
-        require(len(otherwise.results) == len(then.results) >= 2)
-        rows, divisor, ids = _plain(plain)
-        at = then.results[1]
-        given, marked = (union.places(key) for key in union.op(union.where(at), "LogicalOr").inputs)
-        quotient = union.op(then.results[0], _DIVISION)
-        table, places = union.lookup(quotient.inputs[1])
-        require(union.argument(table) == divisor and union.argument(given) == ids and _is_one(union, places, at))
-        _check_rows(union, bodies, quotient.inputs[0], at, RowUnion(rows, ids, divisor, -1))
-        sizes = zip(otherwise.results[2:], then.results[2:], strict=True)
-        require(all(plain.argument(one) == union.argument(other) for one, other in sizes))
-        return RowUnion(rows, ids, divisor, union.argument(union.where(marked)))
-    except Unproved:
-        return None
+def row_union(bodies: Bodies, otherwise: Body, then: Body) -> RowUnion:
+    """Arguments that a cond divides, if its branches are those of such a division: the rows as they are, or more of them.
+
+    Raises:
+        Unproved: They are others.
+    """
+    plain, union = _Look(otherwise), _Look(then)
+    require(len(otherwise.results) == len(then.results) >= 2)
+    rows, divisor, ids = _plain(plain)
+    at = then.results[1]
+    given, marked = (union.places(key) for key in union.op(union.where(at), "LogicalOr").inputs)
+    quotient = union.op(then.results[0], _DIVISION)
+    table, places = union.lookup(quotient.inputs[1])
+    require(union.argument(table) == divisor and union.argument(given) == ids and _is_one(union, places, at))
+    _check_rows(union, bodies, quotient.inputs[0], at, RowUnion(rows, ids, divisor, -1))
+    sizes = zip(otherwise.results[2:], then.results[2:], strict=True)
+    require(all(plain.argument(one) == union.argument(other) for one, other in sizes))
+    return RowUnion(rows, ids, divisor, union.argument(union.where(marked)))
 
 
 def _plain(look: _Look) -> tuple[int, int, int]:

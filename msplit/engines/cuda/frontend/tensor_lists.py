@@ -184,10 +184,6 @@ def _pop(values: Values, op: Op) -> list[Result]:
     return [replace(held, elements=held.elements[:-1]), *last]
 
 
-def _length(values: Values, op: Op) -> list[Result]:
-    return [values.graph.constant(np.asarray(len(values.list(op.inputs[0]).elements), np.int32))]
-
-
 def _element_shape(values: Values, op: Op) -> list[Result]:
     shape = values.list(op.inputs[0]).shape
     sizes = -1 if shape is None else [-1 if size is None else size for size in shape]
@@ -265,7 +261,7 @@ LISTS: Mapping[str, Lowered] = {
     "TensorListFromTensor": _from_tensor,
     "TensorListGather": _gather,
     "TensorListGetItem": _get,
-    "TensorListLength": _length,
+    "TensorListLength": _size,
     "TensorListPopBack": _pop,
     "TensorListPushBack": _push,
     "TensorListReserve": _reserve,

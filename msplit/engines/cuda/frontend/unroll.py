@@ -13,7 +13,7 @@ from msplit.engines.cuda.frontend.partition import READS_A_VARIABLE
 from msplit.engines.cuda.frontend.row_union import below, row_union
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, OF_LISTS
 from msplit.engines.cuda.ir.functions import FRAME, FUNCTIONAL, Bodies, Body, functions_of, taken
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, final
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, final, proved
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ops.shape import hands_on
@@ -189,7 +189,7 @@ class Unroller(Values):
         self.kept.update([condition, *arguments])
         otherwise = yield from self._run(bodies[0], self._in_branch(condition, 0, arguments), op, "else/")
         self.kept.update(otherwise)
-        divided = None if self._bodies is None else row_union(self._bodies, *bodies)
+        divided = None if self._bodies is None else proved(row_union, self._bodies, *bodies)
         if divided is not None:
             return (yield from self._keeping(below(self, op, divided, condition, arguments, otherwise)))
         then = yield from self._run(bodies[1], self._in_branch(condition, 1, arguments), op, "then/")

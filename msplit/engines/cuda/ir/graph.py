@@ -97,6 +97,14 @@ def require(holds: Any) -> None:
         raise Unproved
 
 
+def proved(rule: Callable[..., _Found], *given: Any) -> _Found | None:
+    """The result of a rule for what it is given; None where something does not hold that it needs."""
+    try:
+        return rule(*given)
+    except Unproved:
+        return None
+
+
 def final(names: Mapping[Key, Key], key: Key) -> Key:
     """The last name of a value that was renamed several times."""
     while key in names:

@@ -24,6 +24,7 @@ from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering, table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.program import BUFFER, JOINED, PART, Part
+from msplit.opset.traits import ops_with
 
 
 def integers(array: np.ndarray) -> tuple[int, ...]:
@@ -250,22 +251,7 @@ def one_hot(node: Node, indices: Tensor, depth: np.ndarray, on: Tensor, off: Ten
     return torch.where(indices.unsqueeze(axis) == places, on, off)
 
 
-@lowering(
-    "CheckNumerics",
-    "CheckNumericsV2",
-    "Copy",
-    "CopyHost",
-    "DebugGradientIdentity",
-    "DebugGradientRefIdentity",
-    "DeepCopy",
-    "GuaranteeConst",
-    "Identity",
-    "PlaceholderWithDefault",
-    "PreventGradient",
-    "Snapshot",
-    "StopGradient",
-    "XlaSharding",
-)
+@lowering(*sorted(ops_with("gives its input")))
 def identity(node: Node, x: Tensor) -> Tensor:
     """The input itself. CheckNumerics stops TensorFlow at NaN or infinity; looking for them would stop the device, so they pass."""
     return x

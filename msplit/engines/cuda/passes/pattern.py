@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, proved
 from msplit.opset.traits import RESHAPES
+
+_Given = TypeVar("_Given")
+_Match = TypeVar("_Match")
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
@@ -103,8 +106,16 @@ def heights(graph: OpGraph, readers: Readers, counts: Callable[[Op], bool]) -> d
 
 
 def offered(graph: OpGraph, change: Callable[[Op], bool]) -> bool:
-    """Offers each op that is in a graph now to a function that may change it; returns whether it did."""
-    return max([change(op) for op in list(graph.ops.values())], default=False)
+    """Offers each op that is in a graph now to a rule that may change it; returns whether one did."""
+    return max([bool(proved(change, op)) for op in list(graph.ops.values())], default=False)
+
+
+def matches(
+    rule: Callable[[OpGraph, Readers, _Given], _Match], graph: OpGraph, readers: Readers, given: Iterable[_Given]
+) -> list[_Match]:
+    """All that a rule finds for what it is given one by one."""
+    found = (proved(rule, graph, readers, one) for one in given)
+    return [one for one in found if one is not None]
 
 
 def value_key(value: NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, torch_dtype
-from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, Unproved, require
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, proved, require
 from msplit.engines.cuda.passes.attention.match import Added, Axes, Axis, Match, Replaced
 from msplit.engines.cuda.passes.pattern import FLOATS, value_key
 from msplit.opset.traits import ADD, RESHAPES, SELECT, VIEWS
@@ -365,7 +365,4 @@ def _part(axes: Axes, shape: Sequence[int]) -> Axes:
 
 def mask_of(maker: Maker, match: Match) -> AttentionMask | None:
     """The addend to the scores of a match, made of ops where it is not known; None where adding can not do the same."""
-    try:
-        return _Masks(maker, match).mask()
-    except Unproved:
-        return None
+    return proved(_Masks(maker, match).mask)

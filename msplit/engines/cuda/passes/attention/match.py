@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, Shape, Unproved, known, require
+from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, Shape, known, proved, require
 from msplit.engines.cuda.passes.pattern import Readers, other_input
 from msplit.opset.traits import ADD, BATCH_MATMULS, RESHAPES, SELECT, ops_with
 
@@ -77,40 +77,36 @@ class Atoms:
         """Length of each axis."""
         return tuple(self.size(axis) for axis in axes)
 
-    def reshaped(self, axes: Sequence[Axis], shape: Sequence[int]) -> Axes | None:
-        """The axes of a value once it has another shape; None where that takes no whole parts of axes."""
+    def reshaped(self, axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
+        """The axes of a value once it has another shape, which must take whole parts of axes."""
         left = list(reversed(self.flat(axes)))
         found: list[Axis] = []
         for size in shape:
             axis: list[int] = []
             while size > 1:
-                if not left:
-                    return None
+                require(left)
                 atom = left.pop()
                 if self.sizes[atom] > size:
-                    if self.sizes[atom] % size:
-                        return None
+                    require(self.sizes[atom] % size == 0)
                     atom, rest = self._cut(atom, size)
                     left.append(rest)
-                if size % self.sizes[atom]:
-                    return None
+                require(size % self.sizes[atom] == 0)
                 axis.append(atom)
                 size //= self.sizes[atom]
             found.append(tuple(axis))
-        return None if left else tuple(found)
+        require(not left)
+        return tuple(found)
 
     def _cut(self, atom: int, size: int) -> tuple[int, int]:
         (first,), (rest,) = self.axis(size), self.axis(self.sizes[atom] // size)
         self._parts[atom] = (first, rest)
         return first, rest
 
-    def beside(self, axes: Sequence[Axis], shape: Sequence[int]) -> Axes | None:
-        """The axes of a value of some shape that broadcasts against one with these axes; None where it makes that larger."""
-        if len(shape) > len(axes):
-            return None
+    def beside(self, axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
+        """The axes of a value of some shape that broadcasts against one with these axes, without making that larger."""
+        require(len(shape) <= len(axes))
         near = axes[len(axes) - len(shape) :]
-        if any(size not in (1, self.size(axis)) for axis, size in zip(near, shape, strict=True)):
-            return None
+        require(all(size in (1, self.size(axis)) for axis, size in zip(near, shape, strict=True)))
         return tuple(() if size == 1 else self.whole(axis) for axis, size in zip(near, shape, strict=True))
 
 
@@ -119,36 +115,31 @@ def is_product(op: Op) -> bool:
     return len(op.inputs) == 2 and RESULT not in op.attrs and op.op in _PRODUCTS
 
 
-def product_axes(op: Op, shapes: Sequence[Shape], atoms: Atoms, known: Mapping[int, Axes]) -> tuple[Axes, ...] | None:
+def product_axes(op: Op, shapes: Sequence[Shape], atoms: Atoms, given: Mapping[int, Axes]) -> tuple[Axes, ...]:
     """The axes of a product's operands and of its result, equal where one becomes the other.
 
     Args:
         op: See `is_product`.
         shapes: Of both operands.
         atoms: Takes what is new.
-        known: Operand -> axes that it has already.
+        given: Operand -> axes that it has already.
 
-    Returns:
-        None where it is no plain product: an axis that is summed is in one operand only, or an operand's diagonal is taken.
+    Raises:
+        Unproved: It is no plain product: an axis that is summed is in one operand only, or an operand's diagonal is taken.
     """
     labels = _labels(op, shapes)
-    if labels is None or any(len(set(names)) != len(names) for names in labels):
-        return None
-    if any(len(names) != len(shape) or 0 in shape for names, shape in zip(labels, shapes, strict=False)):
-        return None
+    require(all(len(set(names)) == len(names) for names in labels))
+    require(all(len(names) == len(shape) and 0 not in shape for names, shape in zip(labels, shapes, strict=False)))
     axis_of: dict[str, Axis] = {}
-    for slot, axes in known.items():
+    for slot, axes in given.items():
         axis_of |= {label: axis for label, axis in zip(labels[slot], axes, strict=True) if atoms.size(axis) > 1}
     for names, shape in zip(labels, shapes, strict=False):
         for label, size in zip(names, shape, strict=True):
             if size > 1:
                 axis_of[label] = axis_of.get(label) or atoms.axis(size)
-                if atoms.size(axis_of[label]) != size:
-                    return None
+                require(atoms.size(axis_of[label]) == size)
     left, right, result = labels
-    alone = (set(left) ^ set(right)) - set(result)
-    if not alone.isdisjoint(axis_of):
-        return None
+    require(((set(left) ^ set(right)) - set(result)).isdisjoint(axis_of))
 
     def axes_of(names: list[str], shape: Shape) -> Axes:
         return tuple(axis_of[label] if size > 1 else () for label, size in zip(names, shape, strict=True))
@@ -156,13 +147,12 @@ def product_axes(op: Op, shapes: Sequence[Shape], atoms: Atoms, known: Mapping[i
     return axes_of(left, shapes[0]), axes_of(right, shapes[1]), tuple(axis_of.get(label, ()) for label in result)
 
 
-def _labels(op: Op, shapes: Sequence[Shape]) -> tuple[list[str], list[str], list[str]] | None:
+def _labels(op: Op, shapes: Sequence[Shape]) -> tuple[list[str], list[str], list[str]]:
     """A name for each axis of both operands and of the result."""
     left, right = (len(shape) for shape in shapes)
     if op.op == _EINSUM:
         return _einsum_labels(str(op.attrs.get("equation", "")), left, right)
-    if min(left, right) < 2:
-        return None
+    require(min(left, right) >= 2)
     turned = ("adj_x", "adj_y") if op.op in BATCH_MATMULS else ("transpose_a", "transpose_b")
     batch = _counted(max(left, right) - 2)
     first, second = ["row", "inner"], ["inner", "column"]
@@ -179,15 +169,13 @@ def _counted(count: int) -> list[str]:
     return [f"batch {number}" for number in range(count, 0, -1)]
 
 
-def _einsum_labels(equation: str, left: int, right: int) -> tuple[list[str], list[str], list[str]] | None:
+def _einsum_labels(equation: str, left: int, right: int) -> tuple[list[str], list[str], list[str]]:
     operands, arrow, output = equation.replace(" ", "").partition("->")
     terms = operands.split(",")
-    if not arrow or len(terms) != 2:
-        return None
+    require(arrow and len(terms) == 2)
     ranks = zip(terms, (left, right), strict=True)
     hidden = [rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in ranks]
-    if min(hidden) < 0:
-        return None
+    require(min(hidden) >= 0)
     counts = (*hidden, max(hidden))
     found = []
     for term, count in zip((*terms, output), counts, strict=True):
@@ -282,11 +270,9 @@ def find(graph: OpGraph) -> Iterator[Match]:
     readers = Readers(graph)
     for op in list(graph.ops.values()):
         if graph.ops.get(op.node) is op and is_product(op) and op.attrs.get("T") in TYPES:
-            try:
-                found = _follow(graph, readers, op)
-            except Unproved:
-                continue
-            yield found
+            found = proved(_follow, graph, readers, op)
+            if found is not None:
+                yield found
 
 
 @dataclass
@@ -313,45 +299,48 @@ class _Way:
     column: Axis | None = None
     soft: str = ""
 
-    def take(self, op: Op, key: Key) -> bool:
-        """Goes on over the op that reads a value; False where that can not be."""
-        shape = self.graph.shapes.get(op.out)
-        if not shape:
-            return False
+    def take(self, op: Op, key: Key) -> None:
+        """Goes on over the op that reads a value, if that can be."""
+        shape = known(self.graph.shapes.get(op.out))
+        require(shape)
         self.ops.append(op)
         if op.op == "Cast":
             self.dtype = str(op.attrs.get("DstT"))
-            return self.dtype in TYPES
-        if op.op in RESHAPES:
-            return op.inputs[0] == key and self._to(self.atoms.reshaped(self.axes, shape))
-        if op.op == "Transpose":
-            order = self.graph.constants.get(op.inputs[1])
-            return order is not None and self._to(tuple(self.axes[int(axis)] for axis in order.reshape(-1)))
-        if shape != self.atoms.shape(self.axes):  # something larger broadcasts
-            return False
-        if op.op == "Softmax":
-            first, self.column, self.soft = self.column is None, self.axes[-1], self.dtype
-            return first
-        return self._weights(op, key) if self.column is not None else self._scores(op, key)
+            require(self.dtype in TYPES)
+        elif op.op in RESHAPES:
+            require(op.inputs[0] == key)
+            self.axes = self.atoms.reshaped(self.axes, shape)
+        elif op.op == "Transpose":
+            self.axes = tuple(
+                self.axes[int(axis)] for axis in known(self.graph.constants.get(op.inputs[1])).reshape(-1)
+            )
+        else:
+            require(shape == self.atoms.shape(self.axes))  # or something larger broadcasts
+            if op.op == "Softmax":
+                require(self.column is None)
+                self.column, self.soft = self.axes[-1], self.dtype
+            elif self.column is not None:
+                self._weights(op, key)
+            else:
+                self._scores(op, key)
 
-    def _to(self, axes: Axes | None) -> bool:
-        self.axes = axes or ()
-        return axes is not None
-
-    def _scores(self, op: Op, key: Key) -> bool:
+    def _scores(self, op: Op, key: Key) -> None:
         if op.op in SELECT:
-            return self._replace(op, key)
-        other = other_input(op, key)
-        if other is None:
-            return False
-        number = self._number(other)
+            self._replace(op, key)
+            return
+        other = known(other_input(op, key))
+        number, is_first = self._number(other), op.inputs[0] == key
         if op.op == "Mul":
-            return self._times(number) if number is not None else self._keep(other)
-        if op.op in _DIVISIONS:
-            return op.inputs[0] == key and number is not None and number != 0 and self._times(1 / number)
-        if op.op in ADD or (op.op == "Sub" and op.inputs[0] == key):
-            return self._add(other, 1.0 if op.op in ADD else -1.0)
-        return False
+            if number is None:
+                self._keep(other)
+            else:
+                self._times(number)
+        elif op.op in _DIVISIONS:
+            require(is_first and number)
+            self._times(1 / known(number))
+        else:
+            require(op.op in ADD or (op.op == "Sub" and is_first))
+            self._add(other, 1.0 if op.op in ADD else -1.0)
 
     def _number(self, key: Key) -> float | None:
         """A constant that is the same number everywhere."""
@@ -360,40 +349,30 @@ class _Way:
             return None
         return float(value.reshape(-1)[0])
 
-    def _times(self, number: float) -> bool:
-        if not np.isfinite(number) or (self.replaced and number <= 0):
-            return False
+    def _times(self, number: float) -> None:
+        require(np.isfinite(number) and (not self.replaced or number > 0))
         self.scale *= number
         self.added = [replace(one, factor=one.factor * number) for one in self.added]
         self.replaced = [replace(one, number=one.number * number) for one in self.replaced]
-        return True
 
-    def _beside(self, key: Key) -> Axes | None:
-        shape = self.graph.shape(key)
-        return None if shape is None else self.atoms.beside(self.axes, shape)
+    def _beside(self, key: Key) -> Axes:
+        return self.atoms.beside(self.axes, known(self.graph.shape(key)))
 
-    def _keep(self, key: Key) -> bool:
+    def _keep(self, key: Key) -> None:
         """A product with ones and zeros, as GPT-2 has it: scores become 0 there, and what is added behind it makes that very small."""
-        value = self.graph.constants.get(key)
-        return value is not None and bool(np.isin(value, (0, 1)).all()) and self._hide(key, kept=True, number=0.0)
+        require(np.isin(known(self.graph.constants.get(key)), (0, 1)).all())
+        self._hide(key, kept=True, number=0.0)
 
-    def _hide(self, condition: Key, *, kept: bool, number: float) -> bool:
-        """Notes that scores are a number except where a condition is `kept`; False where it does not broadcast to them."""
-        axes = self._beside(condition)
-        if axes is not None:
-            self.replaced.append(Replaced(condition, axes, kept, number, len(self.added)))
-        return axes is not None
+    def _hide(self, condition: Key, *, kept: bool, number: float) -> None:
+        """Notes that scores are a number except where a condition, which must broadcast to them, is `kept`."""
+        self.replaced.append(Replaced(condition, self._beside(condition), kept, number, len(self.added)))
 
-    def _add(self, key: Key, factor: float, where: bool | None = None) -> bool:
+    def _add(self, key: Key, factor: float, where: bool | None = None) -> None:
         if where is None and factor == 1.0 and self._lose(key):
-            return True
-        axes = self._beside(key)
-        if axes is None:
-            return False
-        self.added.append(Added(key, axes, factor, where))
+            return
+        self.added.append(Added(key, self._beside(key), factor, where))
         if where is None:
             self.mask_types.add(self.dtype)
-        return True
 
     def _lose(self, key: Key) -> bool:
         """Scores plus ``where(condition, 0, -inf)`` are scores or minus infinity: of a row without keys it matters which."""
@@ -405,15 +384,15 @@ class _Way:
             return False
         numbers = self._number(first), self._number(second)
         loses = numbers in ((0.0, -math.inf), (-math.inf, 0.0))
-        return loses and self._hide(condition, kept=numbers[0] == 0.0, number=-math.inf)
+        if loses:
+            self._hide(condition, kept=numbers[0] == 0.0, number=-math.inf)
+        return loses
 
-    def _replace(self, op: Op, key: Key) -> bool:
+    def _replace(self, op: Op, key: Key) -> None:
         """``where(condition, scores, number)``, or the other way round."""
         condition, first, second = op.inputs
-        if key == condition or (key == first) == (key == second) or not self._chooses_elements(op):
-            return False
-        number = self._number(second if key == first else first)
-        return number is not None and self._hide(condition, kept=key == first, number=number)
+        require(key != condition and (key == first) != (key == second) and self._chooses_elements(op))
+        self._hide(condition, kept=key == first, number=known(self._number(second if key == first else first)))
 
     def _chooses_elements(self, op: Op) -> bool:
         """Select's condition may choose whole rows; SelectV2's never does."""
@@ -433,20 +412,18 @@ class _Way:
         require({first, second} == {key, made} and condition not in (key, made) and self._chooses_elements(chooses))
         require(self.graph.shapes.get(made) == shape == self.graph.shapes.get(chooses.out))
         self.ops += [moves, chooses]
-        require(self._add(condition, -number if moves.op == "Sub" else number, first == made))
+        self._add(condition, -number if moves.op == "Sub" else number, first == made)
         return chooses.out
 
-    def _weights(self, op: Op, key: Key) -> bool:
+    def _weights(self, op: Op, key: Key) -> None:
         """``where(condition, weights, 0)`` behind the softmax, as Keras's `Softmax` has it, by the condition that replaced scores."""
-        if op.op not in SELECT or len(self.replaced) != 1 or self.zeros:
-            return False
+        require(op.op in SELECT and len(self.replaced) == 1 and not self.zeros)
         condition, first, second = op.inputs
         (one,) = self.replaced
-        same = condition == one.key and self._beside(condition) == tuple(map(self.atoms.whole, one.axes))
-        if not same or not self._chooses_elements(op) or key != (first if one.kept else second):
-            return False
+        require(condition == one.key and self._beside(condition) == tuple(map(self.atoms.whole, one.axes)))
+        require(self._chooses_elements(op) and key == (first if one.kept else second))
         self.zeros = self._number(second if one.kept else first) == 0
-        return self.zeros
+        require(self.zeros)
 
 
 def _follow(graph: OpGraph, readers: Readers, first: Op) -> Match:
@@ -457,14 +434,14 @@ def _follow(graph: OpGraph, readers: Readers, first: Op) -> Match:
     """
     atoms = Atoms()
     shapes = [known(graph.shapes.get(key)) for key in (*first.inputs, first.out)]
-    left, right, scores = known(product_axes(first, shapes[:2], atoms, {}))
+    left, right, scores = product_axes(first, shapes[:2], atoms, {})
     way = _Way(graph, atoms, scores, str(first.attrs["T"]), [first])
     key = first.out
     while (op := readers.only(key)) is None or not is_product(op):
         if op is None:
             key = way.shift(key, readers)
         else:
-            require(way.take(op, key))
+            way.take(op, key)
             key = op.out
     return _finish(way, op, key, (left, right))
 
@@ -480,7 +457,7 @@ def _finish(way: _Way, last: Op, weights: Key, operands: tuple[Axes, Axes]) -> M
     value = last.inputs[slot]
     shapes = [known(graph.shapes.get(key)) for key in last.inputs]
     require(last.attrs.get("T") == first.attrs.get("T") == way.dtype)
-    made = known(product_axes(last, shapes, atoms, {1 - slot: way.axes}))
+    made = product_axes(last, shapes, atoms, {1 - slot: way.axes})
     require(graph.shapes.get(last.out) == atoms.shape(made[2]))
     # The axis of the softmax is one of the keys: the operand that has it is the keys, the other one the queries.
     sides = [atoms.flat(axes) for axes in operands]

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from msplit.core.dag import reached
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, known, proved, require
 from msplit.engines.cuda.ir.interpret import as_tuple
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
@@ -138,7 +138,7 @@ def _fuse(graph: OpGraph, reduction: str, widest: float, match: Callable[[Key, l
         done.add(key)
         if shape[-1] <= widest:
             found = region(graph, readers, key, functools.partial(_is_by_row, graph, key), LARGEST)
-            changed |= any(match(key, part, op.attrs["T"]) for part in functions(graph, readers, key, found))
+            changed |= any(proved(match, key, part, op.attrs["T"]) for part in functions(graph, readers, key, found))
     return changed
 
 
@@ -146,21 +146,19 @@ def fuse_layer_norm(graph: OpGraph) -> bool:
     """Turns every layer norm over the last axis into one op."""
 
     def match(key: Key, part: list[Op], dtype: str) -> bool:
-        if sum(op.op == "Mean" for op in part) != 2 or any(op.op in _OF_SOFTMAX for op in part):
-            return False
-        made = _parameters(graph, key, part) if graph.shapes[key][-1] > 1 else None
-        if made is not None:
-            gamma, beta, epsilon = made
-            inputs = [key, graph.constant(gamma.astype(dtype)), graph.constant(beta.astype(dtype))]
-            replace(graph, part, "_LayerNorm", inputs, {"T": dtype, "epsilon": epsilon})
-        return made is not None
+        require(sum(op.op == "Mean" for op in part) == 2 and all(op.op not in _OF_SOFTMAX for op in part))
+        gamma, beta, epsilon = _parameters(graph, key, part)
+        inputs = [key, graph.constant(gamma.astype(dtype)), graph.constant(beta.astype(dtype))]
+        replace(graph, part, "_LayerNorm", inputs, {"T": dtype, "epsilon": epsilon})
+        return True
 
     return _fuse(graph, "Mean", _WIDEST, match)
 
 
-def _parameters(graph: OpGraph, key: Key, part: list[Op]) -> tuple[np.ndarray, np.ndarray, float] | None:
+def _parameters(graph: OpGraph, key: Key, part: list[Op]) -> tuple[np.ndarray, np.ndarray, float]:
     """Gamma, beta and epsilon, if the ops are a layer norm."""
     columns = graph.shapes[key][-1]
+    require(columns > 1)
     chance = torch.Generator().manual_seed(0)
     unit = 0.5 + torch.rand(columns, generator=chance, dtype=torch.float64)
     unit[::2] *= -1
@@ -171,26 +169,23 @@ def _parameters(graph: OpGraph, key: Key, part: list[Op]) -> tuple[np.ndarray, n
     gamma = (far - zero) / unit
     widest = int(gamma.abs().argmax())
     part_of = float((near[widest] - zero[widest]) / (gamma[widest] * unit[widest])) if gamma[widest] != 0 else 0.0
-    if not 0 < part_of <= 1:
-        return None
+    require(0 < part_of <= 1)
     epsilon = _constant_near(graph, part, small**2 * (1 / part_of**2 - 1))
-    if epsilon is None:
-        return None
     scales = torch.tensor([[1e-4], [1e-2], [1.0], [1.0], [30.0], [1e3]], dtype=torch.float64)
     tried = torch.randn(len(scales), columns, generator=chance, dtype=torch.float64) * scales + scales
     wanted = torch.layer_norm(tried, (columns,), gamma, zero, epsilon)
     found = evaluate(graph, key, part, tried)
-    if not torch.allclose(found, wanted, rtol=_TOLERANCE, atol=_TOLERANCE * float(wanted.abs().max())):
-        return None
+    require(torch.allclose(found, wanted, rtol=_TOLERANCE, atol=_TOLERANCE * float(wanted.abs().max())))
     return gamma.numpy(), zero.numpy(), epsilon
 
 
-def _constant_near(graph: OpGraph, part: list[Op], wanted: float) -> float | None:
+def _constant_near(graph: OpGraph, part: list[Op], wanted: float) -> float:
     """The number among the ops' constants that is nearest to one that was measured, if it is near."""
     found = [graph.constants[key] for op in part for key in op.inputs if key in graph.constants]
     numbers = [float(value.reshape(-1)[0]) for value in found if value.size == 1 and value.dtype.kind == "f"]
-    best = min(numbers, key=lambda number: abs(number - wanted), default=None)
-    return best if best is not None and best > 0 and abs(best - wanted) <= _NEAR * best else None
+    best = known(min(numbers, key=lambda number: abs(number - wanted), default=None))
+    require(best > 0 and abs(best - wanted) <= _NEAR * best)
+    return best
 
 
 _SOFTMAX_TOLERANCE = 1e-13
@@ -201,10 +196,9 @@ def fuse_softmax(graph: OpGraph) -> bool:
 
     def match(key: Key, part: list[Op], dtype: str) -> bool:
         kinds = [op.op for op in part]
-        found = kinds.count("Max") == kinds.count("Exp") == kinds.count("Sum") == 1 and _is_softmax(graph, key, part)
-        if found:
-            replace(graph, part, "Softmax", [key], {"T": dtype})
-        return found
+        require(kinds.count("Max") == kinds.count("Exp") == kinds.count("Sum") == 1 and _is_softmax(graph, key, part))
+        replace(graph, part, "Softmax", [key], {"T": dtype})
+        return True
 
     return _fuse(graph, "Max", math.inf, match)
 

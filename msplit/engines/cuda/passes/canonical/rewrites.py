@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key, known, proved, require
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA
 from msplit.engines.cuda.passes import pattern
@@ -101,11 +101,10 @@ def _hands_on(graph: OpGraph, op: Op) -> Key | None:
     """The input that an op gives back; None for one that gives anything else."""
     if op.op == "Identity":
         return op.inputs[0]
-    if op.out not in graph.shapes:
-        return None
+    shape = graph.shapes.get(op.out)
     for slot, key in enumerate(op.inputs[: 2 if op.op in _COMMUTATIVE else 1]):
         other = op.inputs[1 - slot] if len(op.inputs) > 1 else None
-        if graph.shapes.get(key) == graph.shapes[op.out] and _changes_nothing(graph, op, other):
+        if shape is not None and graph.shapes.get(key) == shape and _changes_nothing(graph, op, other):
             return key
     return None
 
@@ -124,18 +123,14 @@ def _changes_nothing(graph: OpGraph, op: Op, other: Key | None) -> bool:
 def reassociate_bias(graph: OpGraph) -> bool:
     """Moves every constant bias that it can."""
     readers = pattern.Readers(graph)
-    changed = False
     place = {number: position for position, number in enumerate(graph.ops)}
-    for sum_op in list(graph.ops.values()):
-        if sum_op.op not in ADD or sum_op.attrs.get("T") not in pattern.FLOATS:
-            continue
-        shape, bias_op = graph.shapes.get(sum_op.out), readers.only(sum_op.out)
-        if shape is None or bias_op is None or sum_op.inputs[0] == sum_op.inputs[1]:
-            continue
+
+    def move(sum_op: Op) -> bool:
+        require(sum_op.op in ADD and sum_op.attrs.get("T") in pattern.FLOATS)
+        shape, bias_op = known(graph.shapes.get(sum_op.out)), known(readers.only(sum_op.out))
         products = [key for key in sum_op.inputs if _is_product(graph, readers, key, shape)]
-        bias = _bias(graph, bias_op, sum_op.out, shape) if products else None
-        if bias is None:
-            continue
+        require(products and sum_op.inputs[0] != sum_op.inputs[1])
+        bias = _bias(graph, bias_op, sum_op.out, shape)
         first = min(products, key=lambda key: place[key[0]])
         attrs = {"T": sum_op.attrs.get("T"), "data_format": "NHWC"}
         moved = graph.add("BiasAdd", bias_op, attrs, [first, bias], shape)
@@ -144,8 +139,9 @@ def reassociate_bias(graph: OpGraph) -> bool:
         bias_op.op, bias_op.attrs = sum_op.op, sum_op.attrs
         bias_op.inputs, bias_op.source_nodes = [moved.out, rest], list(sum_op.source_nodes)
         del graph.ops[sum_op.node]
-        changed = True
-    return changed
+        return True
+
+    return pattern.offered(graph, move)
 
 
 def _is_product(graph: OpGraph, readers: pattern.Readers, key: Key, shape: tuple[int, ...]) -> bool:
@@ -153,18 +149,15 @@ def _is_product(graph: OpGraph, readers: pattern.Readers, key: Key, shape: tuple
     return op is not None and op.op == "MatMul" and graph.shapes.get(key) == shape
 
 
-def _bias(graph: OpGraph, op: Op, key: Key, shape: tuple[int, ...]) -> Key | None:
+def _bias(graph: OpGraph, op: Op, key: Key, shape: tuple[int, ...]) -> Key:
     """The vector along the last axis that an op adds to a matrix, if that is all it does."""
-    other = pattern.other_input(op, key)
-    value = graph.constants.get(other) if other is not None else None
-    if other is None or value is None or graph.shapes.get((op.node, 0)) != shape:
-        return None
+    other = known(pattern.other_input(op, key))
+    value = known(graph.constants.get(other))
+    require(graph.shapes.get((op.node, 0)) == shape)
     if op.op in BIASES and op.inputs[0] == key:
         return other
-    if op.op not in ADD or value.size != shape[-1]:
-        return None
-    vector = pattern.per_channel(value, shape, (len(shape) - 1,))
-    return None if vector is None else graph.constant(vector.astype(value.dtype))
+    require(op.op in ADD and value.size == shape[-1])
+    return graph.constant(known(pattern.per_channel(value, shape, (len(shape) - 1,))).astype(value.dtype))
 
 
 _COMPLEX = ("complex64", "complex128")
@@ -176,15 +169,12 @@ def flatten_matmul(graph: OpGraph) -> bool:
 
 
 def _flatten(graph: OpGraph, op: Op) -> bool:
-    if op.attrs.get("T") in _COMPLEX or len(op.inputs) != 2 or not {*op.inputs, op.out} <= graph.shapes.keys():
-        return False
+    require(op.attrs.get("T") not in _COMPLEX and len(op.inputs) == 2 and {*op.inputs, op.out} <= graph.shapes.keys())
     left, right = op.inputs
     if op.op == "Einsum" and right in graph.constants:
         return _flatten_einsum(graph, op, left, right)
     shape = graph.shapes[left]
-    of_one_matrix = len(shape) >= 3 and len(graph.shapes[right]) == 2 and not op.attrs.get("adj_x")
-    if op.op not in BATCH_MATMULS or not of_one_matrix:
-        return False
+    require(op.op in BATCH_MATMULS and len(shape) >= 3 and len(graph.shapes[right]) == 2 and not op.attrs.get("adj_x"))
     return _as_matrices(graph, op, left, right, shape[-1], transpose=bool(op.attrs.get("adj_y")))
 
 
@@ -192,14 +182,12 @@ def _flatten_einsum(graph: OpGraph, op: Op, left: Key, right: Key) -> bool:
     """``LK,KN->LN``: the contracted labels last in the first operand and first in the second, all labels once."""
     operands, arrow, output = str(op.attrs.get("equation", "")).replace(" ", "").partition("->")
     first, comma, second = operands.partition(",")
-    if not arrow or not comma or any(len(set(part)) != len(part) or "." in part for part in (first, second, output)):
-        return False
-    shared = [label for label in first if label in second]
-    inner = "".join(shared)
-    lead = first[: len(first) - len(inner)]
-    tail = second[len(inner) :]
-    if not inner or first != lead + inner or second != inner + tail or output != lead + tail or not lead or not tail:
-        return False
+    require(
+        arrow and comma and all(len(set(part)) == len(part) and "." not in part for part in (first, second, output))
+    )
+    inner = "".join(label for label in first if label in second)
+    lead, tail = first.removesuffix(inner), second.removeprefix(inner)
+    require(inner and lead and tail and (first, second, output) == (lead + inner, inner + tail, lead + tail))
     contracted = math.prod(graph.shapes[left][len(lead) :])
     value = graph.constants[right]
     return _as_matrices(graph, op, left, graph.constant(value.reshape(contracted, -1)), contracted, transpose=False)
@@ -209,8 +197,7 @@ def flatten_convolution(graph: OpGraph) -> bool:
     """Turns convolutions of images of one pixel, with a bias and an activation or without, into Reshape, product, Reshape."""
 
     def flatten(op: Op) -> bool:
-        if op.op.removeprefix("_Fused") != "Conv2D" or not is_of_one_pixel(graph, op):
-            return False
+        require(op.op.removeprefix("_Fused") == "Conv2D" and is_of_one_pixel(graph, op))
         filter = graph.constants[op.inputs[1]]
         matrix = graph.constant(filter.reshape(filter.shape[2:]))
         return _as_matrices(graph, op, op.inputs[0], matrix, filter.shape[2], transpose=False)
@@ -239,8 +226,7 @@ def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, t
     """The product of two of an op's inputs, the second perhaps laid out anew, with its further inputs where something rides on it."""
     out = graph.shapes[op.node, 0]
     columns = graph.shapes[right][0 if transpose else 1]
-    if not inner or not math.prod(out):
-        return False
+    require(inner and math.prod(out))
     rows = math.prod(out) // columns
     narrow = graph.add("Reshape", op, {}, [left, graph.sizes((rows, inner))], (rows, inner))
     attrs = {"T": op.attrs.get("T"), "transpose_a": False, "transpose_b": transpose}
@@ -262,8 +248,7 @@ def fuse_epilogue(graph: OpGraph) -> bool:
     readers, dominators = pattern.Readers(graph), pattern.Dominators(graph)
 
     def fuse(head: Op) -> bool:
-        if head.op not in _HEADS or head.attrs.get("T") not in pattern.FLOATS:
-            return False  # libraries have no fused kernels of integers
+        require(head.op in _HEADS and head.attrs.get("T") in pattern.FLOATS)  # libraries fuse no integers
         bias_op = readers.only(head.out)
         if bias_op is not None and not _takes_bias(head, bias_op):
             bias_op = None
@@ -285,7 +270,7 @@ def _fuse(
     fused_ops = ["BiasAdd"]
     absorbed = [] if bias_op is None else [bias_op]  # in order
     key = head.out if bias_op is None else bias_op.out
-    side = _side_input(graph, readers, dominators, head, key)
+    side = proved(_side_input, graph, readers, dominators, head, key)
     if side is not None:
         sum_op, _ = side
         fused_ops.append("Add")
@@ -325,22 +310,20 @@ def _zeros(graph: OpGraph, head: Op) -> Key:
 
 def _side_input(
     graph: OpGraph, readers: pattern.Readers, dominators: pattern.Dominators, head: Op, key: Key
-) -> tuple[Op, Key] | None:
+) -> tuple[Op, Key]:
     """The sum of a convolution with something of its own shape.
 
     Libraries have that as one kernel where a ReLU follows, our own has it anyway. But a convolution must not wait for what a branch beside
     it makes: without a ReLU it takes what it is made of itself (a residual), which is there before.
     """
-    op = readers.only(key)
-    if head.op != "Conv2D" or op is None or op.op not in ADD:
-        return None
-    other = pattern.other_input(op, key)
+    op = known(readers.only(key))
+    require(head.op == "Conv2D" and op.op in ADD)
+    other = known(pattern.other_input(op, key))
     after = readers.only((op.node, 0))
-    shape = graph.shapes.get(key)
-    if other is None or shape is None or graph.shapes.get(other) != shape:
-        return None
+    require(graph.shapes.get(other) == known(graph.shapes.get(key)))
     cut_off = after is not None and after.op == "Relu"
-    return (op, other) if cut_off or dominators.dominates(other[0], head.node) else None
+    require(cut_off or dominators.dominates(other[0], head.node))
+    return op, other
 
 
 def reshapes_behind(readers: pattern.Readers, key: Key) -> tuple[list[Op], Key]:

@@ -35,7 +35,7 @@ import torch
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, Family, Tuner
 from msplit.engines.cuda.ir.dtypes import to_torch
-from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key, known, proved, require
 from msplit.engines.cuda.ir.program import BUFFER, INTO, JOINED, PART, Part
 from msplit.engines.cuda.ir.windows import ROUNDED, SIBLINGS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
@@ -61,7 +61,7 @@ def find_siblings(graph: OpGraph) -> list[list[Op]]:
     readers = Readers(graph)
     found: dict[tuple[Any, ...], list[Op]] = {}
     for op in graph.ops.values():
-        kind = _kind(graph, op, readers)
+        kind = proved(_kind, graph, op, readers)
         if kind is not None:
             found.setdefault(kind, []).append(op)
     if all(len(members) < 2 for members in found.values()):
@@ -76,20 +76,16 @@ def find_siblings(graph: OpGraph) -> list[list[Op]]:
     return sets
 
 
-def _kind(graph: OpGraph, op: Op, readers: Readers) -> tuple[Any, ...] | None:
-    """A key that is equal for siblings; None for an op that can have none."""
-    if op.op not in CONV2D or str(op.attrs.get("data_format", "NHWC")) != "NHWC":
-        return None
+def _kind(graph: OpGraph, op: Op, readers: Readers) -> tuple[Any, ...]:
+    """A key that is equal for siblings, of an op that can have some."""
+    require(op.op in CONV2D and str(op.attrs.get("data_format", "NHWC")) == "NHWC")
     steps = tuple(str(step) for step in op.attrs.get("fused_ops", ())) if op.op == "_FusedConv2D" else ()
     data, *rest = op.inputs
-    shape, filter = graph.shapes.get(data), graph.constants.get(rest[0])
-    if steps not in EPILOGUES or len(rest) != 1 + bool(steps) or shape is None or filter is None or filter.ndim != 4:
-        return None
-    if shape[-1] != filter.shape[2] or 0 in (*shape, *filter.shape) or data in graph.constants:
-        return None
+    shape, filter = known(graph.shapes.get(data)), known(graph.constants.get(rest[0]))
+    require(steps in EPILOGUES and len(rest) == 1 + bool(steps) and filter.ndim == 4 and shape[-1] == filter.shape[2])
+    require(0 not in (*shape, *filter.shape) and data not in graph.constants)
     # A filter that others read too would be held twice.
-    if any(key not in graph.constants for key in rest) or readers.only(rest[0]) is None:
-        return None
+    require(all(key in graph.constants for key in rest) and readers.only(rest[0]) is not None)
     window = tuple(str(op.attrs.get(name)) for name in _WINDOW)
     return data, steps, filter.shape[:3], filter.dtype.name, window
 
@@ -261,7 +257,7 @@ class _Layout:
 
 def concat_into(graph: OpGraph, writes: Writes) -> bool:
     """Turns Concats into views of buffers that their parts are written into, where that saves kernels."""
-    axes = {op.node: axis for op in graph.ops.values() if (axis := _axis(graph, op)) is not None}
+    axes = {op.node: axis for op in graph.ops.values() if (axis := proved(_axis, graph, op)) is not None}
     if not axes:
         return False
     finder = _Finder(graph, axes, writes)
@@ -279,15 +275,12 @@ def concat_into(graph: OpGraph, writes: Writes) -> bool:
     return bool(found)
 
 
-def _axis(graph: OpGraph, op: Op) -> int | None:
-    """The axis along which an op joins two or more values of known shapes; None for every other op."""
-    if op.op not in _JOINS or op.out not in graph.shapes or op.out not in graph.dtypes:
-        return None
-    axis = graph.constants.get(op.inputs[_axis_slot(op)])
-    shapes = [graph.shape(key) for key in _parts(op)]
-    if axis is None or len(shapes) < 2 or any(shape is None or 0 in shape for shape in shapes):
-        return None
-    return int(axis) % len(graph.shapes[op.out])
+def _axis(graph: OpGraph, op: Op) -> int:
+    """The axis along which an op joins two or more values of known shapes."""
+    require(op.op in _JOINS and op.out in graph.shapes and op.out in graph.dtypes)
+    shapes = [known(graph.shape(key)) for key in _parts(op)]
+    require(len(shapes) >= 2 and all(0 not in shape for shape in shapes))
+    return int(known(graph.constants.get(op.inputs[_axis_slot(op)]))) % len(graph.shapes[op.out])
 
 
 def _axis_slot(op: Op) -> int:
@@ -381,16 +374,13 @@ def writes_on(device: torch.device, *, measure: bool) -> Writes:
     def writes(graph: OpGraph, op: Op) -> bool:
         if given is not None:
             return given(graph, op)[0]
-        channels = op.attrs.get("data_format", "NHWC")
-        if channels != "NHWC" or len(graph.shapes.get((op.node, 0), ())) != _RANK:
+        if op.attrs.get("data_format", "NHWC") != "NHWC" or len(graph.shapes.get((op.node, 0), ())) != _RANK:
             return False
-        if op.op in _POOLS:
-            return True
         steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()) if str(step) != "Add")
         chosen = op.op == PROLOGUED or SIBLINGS in op.attrs
-        if (op.op not in CONV2D and not chosen) or steps not in EPILOGUES:
-            return False
-        return chosen or device.type != "cuda" or (measure and _runs_in_tiles(graph, op, device))
+        convolves = (op.op in CONV2D or chosen) and steps in EPILOGUES
+        free = chosen or device.type != "cuda"
+        return op.op in _POOLS or (convolves and (free or (measure and _runs_in_tiles(graph, op, device))))
 
     return writes
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, known, proved, require
 from msplit.engines.cuda.ops.nn import EPSILON
 from msplit.engines.cuda.passes import pattern
 from msplit.opset.traits import ADD, BATCH_NORMS, BIASES, CONVOLUTIONS, IMAGE_CONVOLUTIONS, PADS, RESHAPES, ops_with
@@ -108,7 +108,7 @@ def step_in_front(
     """The value that an op in front of a head reads, and the scale and offset that it applies to it; None if it does anything else."""
     for data in op.inputs[:2]:
         alone = data not in graph.constants and graph.shapes.get(data) == shape and op.inputs.count(data) == 1
-        step = _affine(graph, readers, head, op, data, shape, (along,)) if alone else None
+        step = proved(_affine, graph, readers, head, op, data, shape, (along,)) if alone else None
         if step is not None:
             return data, step
     return None
@@ -132,7 +132,7 @@ def _follow(graph: OpGraph, readers: pattern.Readers, head: Op, channels: int) -
             axes = tuple(range(len(result) - len(suffix), len(result)))
             reshaped = True
         else:
-            step = _affine(graph, readers, head, op, key, shape, axes) if result == shape else None
+            step = proved(_affine, graph, readers, head, op, key, shape, axes) if result == shape else None
             if step is None:
                 return chain
             with np.errstate(all="ignore"):
@@ -147,51 +147,35 @@ def _follow(graph: OpGraph, readers: pattern.Readers, head: Op, channels: int) -
 
 def _affine(
     graph: OpGraph, readers: pattern.Readers, head: Op, op: Op, key: Key, shape: Shape, axes: tuple[int, ...]
-) -> Step | None:
-    """Scale and offset that an op applies to its input `key`, or None if it does anything else."""
+) -> Step:
+    """Scale and offset that an op applies to its input `key`, if it does nothing else."""
     if op.op in BATCH_NORMS:
         return _batch_norm(graph, readers, head, op, key)
+    first, last = op.inputs[0] == key, axes[-1] == len(shape) - 1
     if op.op in BIASES:
-        if op.inputs[0] != key or (len(shape) > 2 and pattern.channels_last(op) != (axes[-1] == len(shape) - 1)):
-            return None
-        value = graph.constants.get(op.inputs[1])
-        if value is None:
-            return None
-        along = value if axes[-1] == len(shape) - 1 else value.reshape(-1, *(1,) * (len(shape) - 2))
-        offset = pattern.per_channel(along, shape, axes)
-        return None if offset is None else (1.0, offset)
-    other = pattern.other_input(op, key)
-    constant = graph.constants.get(other) if other is not None else None
-    if constant is None or constant.dtype.name not in pattern.FLOATS:
-        return None
-    value = pattern.per_channel(constant, shape, axes)
-    if value is None:
-        return None
-    first = op.inputs[0] == key
+        require(first and (len(shape) <= 2 or pattern.channels_last(op) == last))
+        value = known(graph.constants.get(op.inputs[1]))
+        along = value if last else value.reshape(-1, *(1,) * (len(shape) - 2))
+        return 1.0, known(pattern.per_channel(along, shape, axes))
+    constant = known(graph.constants.get(known(pattern.other_input(op, key))))
+    require(constant.dtype.name in pattern.FLOATS)
+    value = known(pattern.per_channel(constant, shape, axes))
     if op.op == "Mul":
         return value, 0.0
     if op.op in ADD:
         return 1.0, value
     if op.op == "Sub":
         return (1.0, -value) if first else (-1.0, value)
-    if op.op in _DIVISIONS and first and (value != 0).all():
-        return 1.0 / value, 0.0
-    return None
+    require(op.op in _DIVISIONS and first and (value != 0).all())
+    return 1.0 / value, 0.0
 
 
-def _batch_norm(graph: OpGraph, readers: pattern.Readers, head: Op, op: Op, key: Key) -> tuple[Doubles, Doubles] | None:
+def _batch_norm(graph: OpGraph, readers: pattern.Readers, head: Op, op: Op, key: Key) -> tuple[Doubles, Doubles]:
     """Scale and offset of a normalization. With s = gamma / sqrt(variance + epsilon): (y - mean) s + beta = y s + (beta - mean s)."""
-    if (
-        op.attrs.get("is_training", True)
-        or op.inputs[0] != key
-        or pattern.channels_last(op) != pattern.channels_last(head)
-    ):
-        return None
-    if head.op == "MatMul" or not all(parameter in graph.constants for parameter in op.inputs[1:5]):
-        return None
-    if not all(readers.unread((op.node, port)) for port in range(1, 6)):
-        return None  # somebody wants the statistics
-    gamma, beta, mean, variance = (graph.constants[parameter].astype(np.float64) for parameter in op.inputs[1:5])
+    require(not op.attrs.get("is_training", True) and op.inputs[0] == key and head.op != "MatMul")
+    require(pattern.channels_last(op) == pattern.channels_last(head))
+    require(all(readers.unread((op.node, port)) for port in range(1, 6)))  # or somebody wants the statistics
+    gamma, beta, mean, variance = (known(graph.constants.get(one)).astype(np.float64) for one in op.inputs[1:5])
     with np.errstate(all="ignore"):
         scale = gamma / np.sqrt(variance + float(op.attrs.get("epsilon", EPSILON)))
         return scale, beta - mean * scale
@@ -261,9 +245,8 @@ def fold_padding(graph: OpGraph) -> bool:
         if not takers or {key, last} & readers.fetched:
             continue
         axis = None if view is None else _added_axis(graph, pad, view, takers[0])
-        adds = view is None or axis is not None
-        pairs = [_zeros_around(graph, pad, taker, last, axis) if adds else None for taker in takers]
-        if None in pairs:
+        pairs = [proved(_zeros_around, graph, pad, taker, last, axis) for taker in takers]
+        if None in pairs or (axis is None) != (view is None):
             continue
         for taker, around in zip(takers, pairs, strict=True):
             taker.attrs = {**taker.attrs, **_explicit(around or ())}
@@ -292,36 +275,25 @@ def _added_axis(graph: OpGraph, pad: Op, view: Op, convolution: Op) -> int | Non
     return pattern.inserted_axis(padded, wide, kernel) if pattern.channels_last(convolution) else None
 
 
-def _zeros_around(graph: OpGraph, pad: Op, convolution: Op, key: Key, axis: int | None) -> tuple[int, ...] | None:
-    """The padding of both together, as `explicit_paddings` has it, or None where a convolution, or a pool, can not pad so.
+def _zeros_around(graph: OpGraph, pad: Op, convolution: Op, key: Key, axis: int | None) -> tuple[int, ...]:
+    """The padding of both together, as `explicit_paddings` has it, if a convolution, or a pool, can pad so.
 
     The axis is one that was added behind the padding; `key` is the padded value.
     """
     pools = convolution.op == "MaxPool" and axis is None
-    if convolution.op not in IMAGE_CONVOLUTIONS and not pools:
-        return None
-    if convolution.inputs[0] != key or convolution.inputs.count(key) > 1:
-        return None
-    paddings = graph.constants.get(pad.inputs[1])
-    if paddings is None or paddings.shape != (_RANK - (axis is not None), 2) or (paddings < 0).any():
-        return None
+    require(convolution.op in IMAGE_CONVOLUTIONS or pools)
+    require(convolution.inputs[0] == key and convolution.inputs.count(key) == 1)
+    paddings = known(graph.constants.get(pad.inputs[1]))
+    require(paddings.shape == (_RANK - (axis is not None), 2) and not (paddings < 0).any())
     if axis is not None:
         paddings = np.insert(paddings, axis, 0, axis=0)
-    if pad.op == "PadV2":
-        value = graph.constants.get(pad.inputs[2])
-        if value is None or (value != 0).any():
-            return None
-    channel = _RANK - 1 if pattern.channels_last(convolution) else 1
-    if paddings[[0, channel]].any():
-        return None
-    own = np.zeros(2 * _RANK, np.int64)
-    mode = convolution.attrs.get("padding")
+    require(pad.op != "PadV2" or not known(graph.constants.get(pad.inputs[2])).any())
+    require(not paddings[[0, _RANK - 1 if pattern.channels_last(convolution) else 1]].any())
+    mode, own = convolution.attrs.get("padding"), np.zeros(2 * _RANK, np.int64)
+    require(mode in ("EXPLICIT", "VALID"))  # what SAME adds depends on the padded size
     if mode == "EXPLICIT":
         own = np.asarray(convolution.attrs.get("explicit_paddings"), np.int64)
-    elif mode != "VALID":
-        return None  # what SAME adds depends on the padded size
-    if pools and not _keeps_maximum(graph, pad, convolution, paddings):
-        return None
+    require(not pools or _keeps_maximum(graph, pad, convolution, paddings))
     return tuple(int(size) for size in paddings.reshape(-1) + own)
 
 
@@ -342,15 +314,16 @@ def fold_dilation(graph: OpGraph) -> bool:
     readers, names = pattern.Readers(graph), dict[Key, Key]()
 
     def fold(split: Op) -> bool:
-        found = _follow_padding(graph, readers, split) if split.op == "SpaceToBatchND" else None
-        return found is not None and _respell(graph, *found, names)
+        require(split.op == "SpaceToBatchND")
+        _respell(graph, *_follow_padding(graph, readers, split), names)
+        return True
 
     changed = pattern.offered(graph, fold)
     graph.rename(names)
     return changed
 
 
-def _follow_padding(graph: OpGraph, readers: pattern.Readers, split: Op) -> tuple[list[Op], int | None] | None:
+def _follow_padding(graph: OpGraph, readers: pattern.Readers, split: Op) -> tuple[list[Op], int | None]:
     """A SpaceToBatchND and what reads it, up to the BatchToSpaceND, if nothing else reads anything on the way.
 
     In the middle is the convolution. Data with only one spatial axis get another one by a view before it and lose that by one behind: the
@@ -358,51 +331,42 @@ def _follow_padding(graph: OpGraph, readers: pattern.Readers, split: Op) -> tupl
     """
     chain = [split]
     while len(chain) < 5 and chain[-1].op != "BatchToSpaceND":
-        reader = readers.only(chain[-1].out)
-        if reader is None or reader.inputs[0] != chain[-1].out or reader.op not in _BETWEEN:
-            return None
+        reader = known(readers.only(chain[-1].out))
+        require(reader.inputs[0] == chain[-1].out and reader.op in _BETWEEN)
         chain.append(reader)
     # A convolution alone between the two, or with a view before it and one behind.
     convolution, convolutions = chain[len(chain) // 2], [op for op in chain if op.op in IMAGE_CONVOLUTIONS]
-    if chain[-1].op != "BatchToSpaceND" or len(chain) not in (3, 5) or convolutions != [convolution]:
-        return None
-    plain = all(tuple(convolution.attrs.get(name, _PLAIN)) == _PLAIN for name in ("strides", "dilations"))
-    if not plain or convolution.attrs.get("padding") != "VALID" or not pattern.channels_last(convolution):
-        return None
+    require(chain[-1].op == "BatchToSpaceND" and len(chain) in (3, 5) and convolutions == [convolution])
+    require(all(tuple(convolution.attrs.get(name, _PLAIN)) == _PLAIN for name in ("strides", "dilations")))
+    require(convolution.attrs.get("padding") == "VALID" and pattern.channels_last(convolution))
     if len(chain) == 3:
         return chain, None
-    result, narrow = (graph.shapes.get(op.out) for op in (convolution, chain[3]))
-    axis = _added_axis(graph, split, chain[1], convolution)
-    if result is None or axis is None or narrow != result[:axis] + result[axis + 1 :]:
-        return None
+    result, narrow = (known(graph.shapes.get(op.out)) for op in (convolution, chain[3]))
+    axis = known(_added_axis(graph, split, chain[1], convolution))
+    require(narrow == result[:axis] + result[axis + 1 :])
     return chain, axis
 
 
-def _respell(graph: OpGraph, chain: list[Op], axis: int | None, names: dict[Key, Key]) -> bool:
+def _respell(graph: OpGraph, chain: list[Op], axis: int | None, names: dict[Key, Key]) -> None:
     """Puts one convolution in the place of all, if what is cut off at the end is no more than what was put around before."""
     split, convolution, join = chain[0], chain[len(chain) // 2], chain[-1]
     views = [op for op in chain[1:-1] if op is not convolution]
-    blocks = [graph.constants.get(op.inputs[1]) for op in (split, join)]
-    pads, crops = (graph.constants.get(op.inputs[2]) for op in (split, join))
-    data, whole = graph.shape(split.inputs[0]), graph.shapes.get(join.out)
-    kernel = graph.shape(convolution.inputs[1])
-    if blocks[0] is None or blocks[1] is None or pads is None or crops is None:
-        return False
-    if data is None or whole is None or kernel is None or not np.array_equal(blocks[0], blocks[1]):
-        return False
+    block, back = (known(graph.constants.get(op.inputs[1])) for op in (split, join))
+    pads, crops = (known(graph.constants.get(op.inputs[2])) for op in (split, join))
+    data, whole = known(graph.shape(split.inputs[0])), known(graph.shapes.get(join.out))
+    kernel = known(graph.shape(convolution.inputs[1]))
     # Zeros that were put around and are not cut off again stay, as padding.
     left = np.asarray(pads, np.int64) - np.asarray(crops, np.int64)
-    if (left < 0).any() or len(data) != _RANK - (axis is not None) or len(blocks[0]) > len(data) - 2:
-        return False
+    require(np.array_equal(block, back) and not (left < 0).any())
+    require(len(data) == _RANK - (axis is not None) and len(block) <= len(data) - 2)
     steps, sides = [1] * _RANK, [(0, 0)] * _RANK
     axes = [one for one in (1, 2) if one != axis]
-    for place, step, pair in zip(axes, blocks[0].tolist(), left.tolist(), strict=False):
+    for place, step, pair in zip(axes, block.tolist(), left.tolist(), strict=False):
         steps[place], sides[place] = int(step), (int(pair[0]), int(pair[1]))
     wide, result = pattern.with_axis(data, axis), pattern.with_axis(whole, axis)
     # What the convolution alone gives, with gaps of these steps, must be as large as what is left of all.
     sizes = [wide[place] + sum(sides[place]) - steps[place] * (kernel[place - 1] - 1) for place in (1, 2)]
-    if list(result[1:3]) != sizes:
-        return False
+    require(list(result[1:3]) == sizes)
     around = tuple(size for pair in sides for size in pair)
     convolution.attrs = {**convolution.attrs, "dilations": tuple(steps), **_explicit(around)}
     # The convolution reads the data itself, through the view where there is an axis to add.
@@ -417,4 +381,3 @@ def _respell(graph: OpGraph, chain: list[Op], axis: int | None, names: dict[Key,
         convolution.inputs = [view.out, *convolution.inputs[1:]]
         pattern.become_reshape(graph, join, convolution.out)
         graph.drop([split, *views])
-    return True

@@ -22,7 +22,7 @@ import torch
 
 from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_torch
-from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, attrs_key, known, proved, require
 from msplit.engines.cuda.ir.windows import PROLOGUE, TILES
 from msplit.engines.cuda.kernels import mlp
 from msplit.engines.cuda.kernels.activations import NUMBERS, activate
@@ -33,7 +33,7 @@ from msplit.engines.cuda.ops.fused import CLASSIFIER, CLASSIFIER_SOFTMAX, MLP, M
 from msplit.engines.cuda.passes.canonical.rewrites import activation_behind, reshapes_behind
 from msplit.engines.cuda.passes.convolution.fuse_prologue import InFront, in_front
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
-from msplit.engines.cuda.passes.pattern import Readers, become_reshape, bias_and_activation, channels_last
+from msplit.engines.cuda.passes.pattern import Readers, become_reshape, bias_and_activation, channels_last, matches
 from msplit.opset.traits import RESHAPES
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -119,28 +119,25 @@ def find_mlps(graph: OpGraph) -> list[Candidate]:
     """Layers of a few rows. First two, the second the only reader of the first: of three in a row each pair is one. Then single layers of a
     mean, and those with a softmax behind them."""
     readers = Readers(graph)
-    layers = [one for one in (_layer(graph, readers, op) for op in graph.ops.values()) if one is not None]
-    pairs = [one for one in (_pair(graph, readers, layer) for layer in layers) if one is not None]
+    layers = matches(_layer, graph, readers, graph.ops.values())
+    pairs = matches(_pair, graph, readers, layers)
     paired = {layer.product.node for one in pairs for layer in one.layers}
-    singles = [one for one in (_single(graph, readers, layer) for layer in layers) if one is not None]
+    singles = matches(_single, graph, readers, layers)
     return [*pairs, *(one for one in singles if one.softmax or one.layers[0].product.node not in paired)]
 
 
-def _pair(graph: OpGraph, readers: Readers, first: DenseLayer) -> Candidate | None:
+def _pair(graph: OpGraph, readers: Readers, first: DenseLayer) -> Candidate:
     between, key = reshapes_behind(readers, first.result)
-    op, reader = first.product, readers.only(key)
-    second = None if reader is None or reader.inputs[0] != key else _layer(graph, readers, reader)
-    if reader is None or second is None or graph.shape(key) != graph.shape(op.out):
-        return None
+    op, reader = first.product, known(readers.only(key))
+    require(reader.inputs[0] == key and graph.shape(key) == graph.shape(op.out))
+    second = _layer(graph, readers, reader)
     data, before = _pooled(graph, readers, op.inputs[0], str(op.attrs["T"]))
     hidden, results = graph.constants[second.weights].shape
-    shape = graph.shape(data)
-    if shape is None or reader.attrs["T"] != op.attrs["T"] or not mlp.fits(shape, hidden, results):
-        return None
+    require(reader.attrs["T"] == op.attrs["T"] and mlp.fits(known(graph.shape(data)), hidden, results))
     return Candidate(data, (first, second), (*before, *first.absorbed, *between, *second.absorbed))
 
 
-def _single(graph: OpGraph, readers: Readers, layer: DenseLayer) -> Candidate | None:
+def _single(graph: OpGraph, readers: Readers, layer: DenseLayer) -> Candidate:
     dtype, results = str(layer.product.attrs["T"]), graph.constants[layer.weights].shape[1]
     data, before = _pooled(graph, readers, layer.product.inputs[0], dtype)
     between, key = reshapes_behind(readers, layer.result)
@@ -148,10 +145,9 @@ def _single(graph: OpGraph, readers: Readers, layer: DenseLayer) -> Candidate | 
     alike = softmax is not None and softmax.op == "Softmax" and softmax.attrs.get("T") == dtype
     if not alike or (graph.shape(key) or ())[-1:] != (results,):
         softmax = None
-    shape = graph.shape(data)
-    if shape is None or not (before or softmax) or not mlp.classifier_fits(shape, results, softmax=softmax is not None):
-        return None
-    prologue = in_front(graph, readers, before[0], shape, numpy_dtype(dtype)) if before else None
+    shape = known(graph.shape(data))
+    require((before or softmax) and mlp.classifier_fits(shape, results, softmax=softmax is not None))
+    prologue = proved(in_front, graph, readers, before[0], shape, numpy_dtype(dtype)) if before else None
     if prologue is not None and any(isinstance(one, tuple) for one in prologue.operands):
         prologue = None  # factors that another value has
     if prologue is not None:
@@ -160,15 +156,11 @@ def _single(graph: OpGraph, readers: Readers, layer: DenseLayer) -> Candidate | 
     return Candidate(data, (layer,), (*before, *layer.absorbed, *behind), softmax, prologue)
 
 
-def _layer(graph: OpGraph, readers: Readers, op: Op) -> DenseLayer | None:
-    if op.op.removeprefix("_Fused") != "MatMul" or op.attrs.get("T") not in _DTYPES:
-        return None
+def _layer(graph: OpGraph, readers: Readers, op: Op) -> DenseLayer:
+    require(op.op.removeprefix("_Fused") == "MatMul" and op.attrs.get("T") in _DTYPES)
     biased, activation = bias_and_activation(op)
-    constant = all(key in graph.constants for key in op.inputs[1:])
-    if not constant or len(op.inputs) != 2 + biased or activation not in NUMBERS:
-        return None
-    if op.attrs.get("transpose_a") or op.attrs.get("transpose_b"):
-        return None
+    require(len(op.inputs) == 2 + biased and all(key in graph.constants for key in op.inputs[1:]))
+    require(activation in NUMBERS and not op.attrs.get("transpose_a") and not op.attrs.get("transpose_b"))
     reshapes, key = reshapes_behind(readers, op.out)
     follows = not activation and op.attrs.get(RESULT) in (None, op.attrs["T"])
     name, ops = activation_behind(graph, readers, key) if follows else (None, [])

@@ -28,14 +28,14 @@ import torch
 
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
-from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, attrs_key
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, attrs_key, known, require
 from msplit.engines.cuda.ir.windows import CAST_FROM, PROLOGUE, PROLOGUE_STEPS, ROUNDED, TILES
 from msplit.engines.cuda.kernels import conv as few_channels
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.convolution.fold import step_in_front
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
-from msplit.engines.cuda.passes.pattern import Readers, channels_last
+from msplit.engines.cuda.passes.pattern import Readers, channels_last, matches
 from msplit.engines.cuda.passes.pointwise_fusion.partition import role
 from msplit.opset.traits import CONV2D
 
@@ -75,24 +75,19 @@ class Candidate:
 
 def find_prologues(graph: OpGraph) -> list[Candidate]:
     """Convolutions of NHWC data with a constant filter that alone read what is scaled, shifted or cut off."""
-    readers = Readers(graph)
-    found = (_candidate(graph, readers, op) for op in graph.ops.values() if op.op in CONV2D)
-    return [one for one in found if one is not None]
+    return matches(_candidate, graph, Readers(graph), [op for op in graph.ops.values() if op.op in CONV2D])
 
 
-def _candidate(graph: OpGraph, readers: Readers, convolution: Op) -> Candidate | None:
-    shape, filter = graph.shapes.get(convolution.inputs[0]), graph.constants.get(convolution.inputs[1])
-    if shape is None or filter is None or len(shape) != _RANK or not channels_last(convolution) or 0 in shape:
-        return None
-    once = convolution.inputs.count(convolution.inputs[0]) == 1
-    if shape[-1] != filter.shape[2] or shape[-1] < _FEWEST_CHANNELS or not once:
-        return None
-    found = in_front(graph, readers, convolution, shape, filter.dtype)
-    return None if found is None else Candidate(convolution, found)
+def _candidate(graph: OpGraph, readers: Readers, convolution: Op) -> Candidate:
+    shape, filter = known(graph.shapes.get(convolution.inputs[0])), known(graph.constants.get(convolution.inputs[1]))
+    require(len(shape) == _RANK and channels_last(convolution) and 0 not in shape)
+    require(shape[-1] == filter.shape[2] and shape[-1] >= _FEWEST_CHANNELS)
+    require(convolution.inputs.count(convolution.inputs[0]) == 1)
+    return Candidate(convolution, in_front(graph, readers, convolution, shape, filter.dtype))
 
 
-def in_front(graph: OpGraph, readers: Readers, reader: Op, shape: Shape, dtype: np.dtype[Any]) -> InFront | None:
-    """The ops that scale, shift and cut off the data of an op, NHWC, which alone reads them; None where there is nothing of it.
+def in_front(graph: OpGraph, readers: Readers, reader: Op, shape: Shape, dtype: np.dtype[Any]) -> InFront:
+    """The ops that scale, shift and cut off the data of an op, NHWC, which alone reads them.
 
     Args:
         reader: The op.
@@ -103,8 +98,7 @@ def in_front(graph: OpGraph, readers: Readers, reader: Op, shape: Shape, dtype: 
     while not walk.over and (op := readers.maker(key)) is not None and (data := walk.take(op)) is not None:
         key = data
     operands, present = walk.operands(dtype), (walk.scales, walk.shifts, walk.relu)
-    if not any(present) or operands is None or key in graph.constants or graph.dtypes.get(key) != dtype.name:
-        return None
+    require(any(present) and key not in graph.constants and graph.dtypes.get(key) == dtype.name)
     steps = tuple(step for step, there in zip(PROLOGUE_STEPS, present, strict=True) if there)
     return InFront(steps, tuple(walk.absorbed), key, operands)
 
@@ -168,13 +162,12 @@ class _Walk:
                 return data
         return None
 
-    def operands(self, dtype: np.dtype[Any]) -> tuple[Any, ...] | None:
+    def operands(self, dtype: np.dtype[Any]) -> tuple[Any, ...]:
         """Operands of the steps that have one, those of data in half precision in float32; None where the type can not hold them."""
         dtype = dtype if dtype.itemsize > 2 else np.dtype(np.float32)
         with np.errstate(all="ignore"):
             scale, shift = (one.astype(dtype) for one in (self.scale, self.shift))
-        if not all(np.isfinite(one.astype(np.float64)).all() for one in (scale, shift)):
-            return None
+        require(all(np.isfinite(one.astype(np.float64)).all() for one in (scale, shift)))
         factors = [scale if self.factors is None else self.factors] if self.scales else []
         return (*factors, *([shift] if self.shifts else []))
 
@@ -262,7 +255,6 @@ PROLOGUES = MeasuredFusion(
 
 
 CAST = "_CastConv2D"
-_CAST_RANK = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,26 +289,21 @@ class CastCandidate:
 def find_casts(graph: OpGraph) -> list[CastCandidate]:
     """Convolutions of NHWC data of few channels with a constant filter that alone read what is converted. What is computed in front of the
     conversion rather shares a kernel with it."""
-    readers = Readers(graph)
-    found = (_cast_candidate(graph, readers, op) for op in graph.ops.values() if op.op in CONV2D)
-    return [one for one in found if one is not None]
+    return matches(_cast_candidate, graph, Readers(graph), [op for op in graph.ops.values() if op.op in CONV2D])
 
 
-def _cast_candidate(graph: OpGraph, readers: Readers, convolution: Op) -> CastCandidate | None:
+def _cast_candidate(graph: OpGraph, readers: Readers, convolution: Op) -> CastCandidate:
     data, weights = convolution.inputs[:2]
-    cast, filter, shape = readers.maker(data), graph.constants.get(weights), graph.shapes.get(data)
-    if cast is None or cast.op != "Cast" or filter is None or not channels_last(convolution):
-        return None
-    if shape is None or len(shape) != _CAST_RANK or 0 in shape or not shape[-1] == filter.shape[2] < few_channels.MANY:
-        return None
+    cast, filter, shape = known(readers.maker(data)), known(graph.constants.get(weights)), known(graph.shapes.get(data))
+    require(cast.op == "Cast" and channels_last(convolution))
+    require(len(shape) == _RANK and 0 not in shape and shape[-1] == filter.shape[2] < few_channels.MANY)
     attrs, (source,) = cast.attrs, cast.inputs
-    if attrs.get("saturate") or attrs.get("Truncate") or source in graph.constants:
-        return None
+    require(not attrs.get("saturate") and not attrs.get("Truncate") and source not in graph.constants)
     types = str(attrs.get("SrcT")), str(attrs.get("DstT"))
-    known = graph.dtypes.get(source, types[0]) == types[0] and torch_dtype(types[0]) in few_channels.CONVERTED
-    maker = graph.ops.get(source[0])
-    shares = maker is not None and role(graph, maker, graph.dtypes) is not None
-    return None if shares or not known or types[1] != filter.dtype.name else CastCandidate(convolution, cast, shape)
+    require(graph.dtypes.get(source, types[0]) == types[0] and torch_dtype(types[0]) in few_channels.CONVERTED)
+    maker = graph.ops.get(source[0])  # with which the cast shares a kernel, if it is pointwise
+    require(types[1] == filter.dtype.name and (maker is None or role(graph, maker, graph.dtypes) is None))
+    return CastCandidate(convolution, cast, shape)
 
 
 def _fuse_cast(graph: OpGraph, found: CastCandidate, tiles: Tiles | None) -> None:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, gpus_of
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, gpus_of, known, proved, require
 from msplit.engines.cuda.kernels.embedding import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.intervals import Chain
 from msplit.engines.cuda.passes.pattern import FLOATS, constant_slot, takes_rows, viewed
@@ -160,7 +159,7 @@ class _Parts:
     def visit(self, op: Op) -> None:
         """Takes an op, all of whose inputs were visited."""
         stage = max((self._stage.get(key[0], 0) for key in op.inputs), default=0)
-        part = self._part(op, stage)
+        part = proved(self._part, op, stage)
         self._stage[op.node] = stage
         if part is not None:
             part.nodes = list(dict.fromkeys([*part.nodes, *op.source_nodes]))
@@ -179,12 +178,11 @@ class _Parts:
             known |= set(more)
         return found
 
-    def _part(self, op: Op, stage: int) -> _Part | None:
-        """The part that an op's result is; None where it is none."""
+    def _part(self, op: Op, stage: int) -> _Part:
+        """The part that an op's result is, if it is one."""
         graph = self._graph
-        shape = graph.shapes.get(op.out)
-        if shape is None or not math.prod(shape):
-            return None
+        shape = known(graph.shapes.get(op.out))
+        require(math.prod(shape))
         # What begins a part, then what changes one, then what lays several together.
         if op.op in GATHERS:
             return self._lookup(op, stage, shape)
@@ -201,125 +199,105 @@ class _Parts:
             return self._scaled(op, shape)
         if (slot := traits(op.op).axis) is not None:
             slot %= len(op.inputs)
-            axis = graph.constants.get(op.inputs[slot])
+            axis = int(known(graph.constants.get(op.inputs[slot])))
             keys = [key for number, key in enumerate(op.inputs) if number != slot]
-            return None if axis is None else self._beside(keys, int(axis) % len(shape), shape, packed=False)
+            return self._beside(keys, axis % len(shape), shape, packed=False)
         if op.op == "Pack":
             return self._beside(op.inputs, int(op.attrs.get("axis", 0)) % len(shape), shape, packed=True)
         if op.op == "AddN":
-            self._split(op, shape)
-        return self._added(op.inputs, shape) if op.op in _SUMS else None
+            proved(self._split, op, shape)
+        require(op.op in _SUMS)
+        return self._added(op.inputs, shape)
 
     def _split(self, op: Op, shape: tuple[int, ...]) -> None:
         """Lets a sum of lookups and of computed values add the lookups apart, so that they need not wait for the others."""
         graph = self._graph
         computed = [key for key in op.inputs if key not in self.of and viewed(graph, key) not in self._fed]
         rest = [key for key in op.inputs if key not in computed]
-        part = self._added(rest, shape) if computed and len(rest) >= _FEWEST else None
-        if part is None:
-            return
+        require(computed and len(rest) >= _FEWEST)
+        part = self._added(rest, shape)
         inner = graph.add("AddN", op, {"T": part.dtype, "N": len(rest)}, rest, shape, part.dtype)
         self.of[inner.out] = part
         self._stage[inner.node] = part.stage + 1
         op.inputs = [inner.out, *computed]
         op.attrs = {**op.attrs, "N": len(op.inputs)}
 
-    def _lookup(self, op: Op, stage: int, shape: tuple[int, ...]) -> _Part | None:
+    def _lookup(self, op: Op, stage: int, shape: tuple[int, ...]) -> _Part:
         graph = self._graph
         key = op.inputs[0]
         # A variable is looked up in as it is when the step begins: what is written during it is there too late for the others.
-        held = key in graph.constants or graph.variable(key) is not None
-        table, dtype, ids = graph.shape(key) if held else None, graph.dtype(key), graph.shapes.get(op.inputs[1])
-        if not table or dtype not in FLOATS or ids is None:
-            return None
-        if not takes_rows(op, graph.constants.get) or not 0 < table[0] < _MOST_ROWS:
-            return None
+        require(key in graph.constants or graph.variable(key) is not None)
+        table, dtype, ids = known(graph.shape(key)), known(graph.dtype(key)), known(graph.shapes.get(op.inputs[1]))
+        require(table and dtype in FLOATS and takes_rows(op, graph.constants.get) and 0 < table[0] < _MOST_ROWS)
         rows, width = math.prod(ids), math.prod(table[1:])
         part = _Part(stage, shape, dtype, [], [op.inputs[1], key], {op.node}, list(op.source_nodes))
-        found = self._in_front(part, rows, width, per_row=1)
-        return None if found is None else replace(found, plain=(rows, width))
+        return replace(self._in_front(part, rows, width, per_row=1), plain=(rows, width))
 
-    def _joined_before(self, op: Op, stage: int) -> _Part | None:
+    def _joined_before(self, op: Op, stage: int) -> _Part:
         """Values that a proof, or an earlier visit, made a column of."""
         spec: Columns = op.attrs["columns"]
-        if len(spec.outputs) != 1:
-            return None
+        require(len(spec.outputs) == 1)
         return _Part(stage, spec.outputs[0], spec.dtype, list(spec.segments), list(op.inputs), {op.node})
 
-    def _in_front(self, part: _Part, rows: int, width: int, per_row: int, combiner: str = "sum") -> _Part | None:
+    def _in_front(self, part: _Part, rows: int, width: int, per_row: int, combiner: str = "sum") -> _Part:
         """Takes what is in front of a lookup."""
         chain = Chain(self._graph, self._graph.ops[next(iter(part.lookups))].inputs[1], per_row)
-        if self._graph.dtype(chain.key) not in _VALUES or self._graph.shapes.get(chain.key) is None:
-            return None
+        require(self._graph.dtype(chain.key) in _VALUES and self._graph.shapes.get(chain.key) is not None)
         terms = tuple(replace(term, source=0, table=1) for term in chain.terms)
         segment = Segment(0, 0, width, rows // per_row, width, terms, combiner)
         nodes = [*part.nodes, *chain.nodes]
         return replace(part, segments=[segment], inputs=[chain.key, part.inputs[1]], nodes=nodes)
 
-    def _combined(self, op: Op, part: _Part, shape: tuple[int, ...]) -> _Part | None:
+    def _combined(self, op: Op, part: _Part, shape: tuple[int, ...]) -> _Part:
         """The sum or mean over the ids of a row."""
-        axes = self._graph.constants.get(op.inputs[1])
-        if part.plain is None or axes is None or not axes.size:
-            return None
-        rows, width = part.plain
+        axes, (rows, width) = known(self._graph.constants.get(op.inputs[1])), known(part.plain)
+        require(axes.size)
         rank = len(part.shape)
         reduced = sorted({int(axis) % rank for axis in axes.reshape(-1)})
         per_row = math.prod(part.shape[axis] for axis in reduced)
         behind = math.prod(part.shape[reduced[-1] + 1 :])
-        if reduced != list(range(reduced[0], reduced[-1] + 1)) or behind != width or not per_row:
-            return None
+        require(reduced == list(range(reduced[0], reduced[-1] + 1)) and behind == width and per_row)
         plain = replace(part, shape=shape, plain=None)
         return self._in_front(plain, rows, width, per_row, op.op.lower())
 
-    def _divided(self, op: Op, part: _Part, shape: tuple[int, ...]) -> _Part | None:
+    def _divided(self, op: Op, part: _Part, shape: tuple[int, ...]) -> _Part:
         """The sum over the root of how many ids there are."""
-        divisor = self._graph.constants.get(op.inputs[1])
-        if divisor is None or divisor.size != 1 or part.shape != shape or len(part.segments) != 1:
-            return None
+        divisor = known(self._graph.constants.get(op.inputs[1]))
+        require(divisor.size == 1 and part.shape == shape and len(part.segments) == 1)
         segment = part.segments[0]
         count = sum(term.count for term in segment.terms)
-        looked_up = all(term.table >= 0 for term in segment.terms) and segment.scale is None
-        if segment.combiner != "sum" or not looked_up or float(divisor.reshape(-1)[0]) != _root(count, divisor.dtype):
-            return None
+        require(segment.combiner == "sum" and segment.scale is None and all(term.table >= 0 for term in segment.terms))
+        require(float(divisor.reshape(-1)[0]) == float(np.array(math.sqrt(count), divisor.dtype)))
         return replace(part, segments=[replace(segment, combiner="sqrtn")], plain=None)
 
-    def _scaled(self, op: Op, shape: tuple[int, ...]) -> _Part | None:
+    def _scaled(self, op: Op, shape: tuple[int, ...]) -> _Part:
         """A part times a number."""
-        slot = constant_slot(self._graph, op)
-        if slot is None:
-            return None
-        part, number = self.of.get(op.inputs[1 - slot]), self._graph.constants[op.inputs[slot]]
-        if part is None or part.shape != shape or number.size != 1 or number.dtype.name != part.dtype:
-            return None
-        if any(segment.scale is not None for segment in part.segments):
-            return None
+        slot = known(constant_slot(self._graph, op))
+        part, number = known(self.of.get(op.inputs[1 - slot])), self._graph.constants[op.inputs[slot]]
+        require(part.shape == shape and number.size == 1 and number.dtype.name == part.dtype)
+        require(all(segment.scale is None for segment in part.segments))
         scale = float(number.reshape(-1)[0])
         return replace(part, segments=[replace(segment, scale=scale) for segment in part.segments], plain=None)
 
-    def _beside(self, keys: list[Key], axis: int, shape: tuple[int, ...], *, packed: bool) -> _Part | None:
+    def _beside(self, keys: list[Key], axis: int, shape: tuple[int, ...], *, packed: bool) -> _Part:
         """Values side by side along an axis, which is a new one where they are packed."""
-        found = self._together(keys)
-        if found is None:
-            return None
-        stage, dtype = found
+        stage, dtype = self._together(keys)
         lead, total = math.prod(shape[:axis]), math.prod(shape[axis:])
         joined = _Part(stage, shape, dtype)
         left = 0
         for key in keys:
             size = math.prod(self._graph.shapes[key][axis:])
             if self._is_of(key, stage):
-                placed = [_within(segment, size, total, left) for segment in self.of[key].segments]
-                if any(segment is None for segment in placed):
-                    return None
-                joined.take(self.of[key], [segment for segment in placed if segment is not None])
+                joined.take(self.of[key], [_within(segment, size, total, left) for segment in self.of[key].segments])
             elif size:
                 self._lay(joined, viewed(self._graph, key), lead, size, left, total)
             left += size
-        return joined if left == total or packed else None
+        require(left == total or packed)
+        return joined
 
     def _lay(self, joined: _Part, key: Key, lead: int, size: int, left: int, total: int) -> None:
         """Lays a value that is no part beside others: copied or, where it is rows of a constant times values, made there."""
-        found = self._products(key, lead, size)
+        found = proved(self._products, key, lead, size)
         if found is None:
             joined.take_copied(key, _copied(lead, size, left, total))
             return
@@ -329,79 +307,65 @@ class _Parts:
         segments = [Segment(0, left + row * width, total, lead, width, (term,)) for row, term in enumerate(terms)]
         joined.take(_Part(0, (), "", inputs=[values, rows], nodes=list(op.source_nodes)), segments)
 
-    def _products(self, key: Key, lead: int, size: int) -> tuple[Op, Key, Key] | None:
+    def _products(self, key: Key, lead: int, size: int) -> tuple[Op, Key, Key]:
         """The values and the rows whose products a value is: one value per lookup by row number, as fields of numbers are embedded."""
-        op = self._graph.ops.get(key[0])
-        slot = constant_slot(self._graph, op) if op is not None and op.op == "Mul" else None
-        if op is None or slot is None:
-            return None
+        op = known(self._graph.ops.get(key[0]))
+        require(op.op == "Mul")
+        slot = known(constant_slot(self._graph, op))
         values, rows = op.inputs[1 - slot], op.inputs[slot]
         table, shape = self._graph.constants[rows], self._graph.shapes[key]
-        if table.dtype.name != "float32" or table.ndim < 2 or not 0 < table.shape[-2] <= _MOST_COPIED:
-            return None
-        whole = table.size == table.shape[-2] * table.shape[-1] == size and math.prod(shape) == lead * size
-        if not whole or shape[-2:] != table.shape[-2:] or self._graph.shapes.get(values) != (*shape[:-1], 1):
-            return None
+        require(table.dtype.name == "float32" and table.ndim >= 2 and 0 < table.shape[-2] <= _MOST_COPIED)
+        require(table.size == table.shape[-2] * table.shape[-1] == size and math.prod(shape) == lead * size)
+        require(shape[-2:] == table.shape[-2:] and self._graph.shapes.get(values) == (*shape[:-1], 1))
         return op, viewed(self._graph, values), rows
 
-    def _added(self, keys: list[Key], shape: tuple[int, ...]) -> _Part | None:
+    def _added(self, keys: list[Key], shape: tuple[int, ...]) -> _Part:
         """The sum of values of one shape."""
-        found = self._together(keys)
-        if found is None or any(self._graph.shapes[key] != shape for key in keys):
-            return None
-        stage, dtype = found
+        stage, dtype = self._together(keys)
+        require(all(self._graph.shapes[key] == shape for key in keys))
         parts = [self.of[key] for key in keys if self._is_of(key, stage)]
-        if len(parts) < _FEWEST or any(len(part.segments) != 1 for part in parts):
-            return None
+        require(len(parts) >= _FEWEST and all(len(part.segments) == 1 for part in parts))
         rows, width = parts[0].segments[0].rows, parts[0].segments[0].width
         whole = Segment(0, 0, width, rows, width, ())
         joined = _Part(stage, shape, dtype)
         for key in keys:
             if self._is_of(key, stage):
                 part = self.of[key]
-                if replace(part.segments[0], output=0, terms=()) != whole:
-                    return None
+                require(replace(part.segments[0], output=0, terms=()) == whole)
                 joined.take(part, part.segments)
             else:
                 joined.take_copied(viewed(self._graph, key), [replace(whole, terms=(Term(0, -1, step=width),))])
         joined.segments = [replace(whole, terms=tuple(term for each in joined.segments for term in each.terms))]
         return joined
 
-    def _together(self, keys: list[Key]) -> tuple[int, str] | None:
+    def _together(self, keys: list[Key]) -> tuple[int, str]:
         """Stage and type of what can be laid together: parts of that stage, and others that do not wait for it."""
         parts = [self.of[key] for key in keys if key in self.of]
-        if not parts:
-            return None
+        require(parts)
         stage = max(part.stage for part in parts)
         dtype = next(part.dtype for part in parts if part.stage == stage)
         copied = 0
         for key in keys:
             if self._is_of(key, stage):
-                if self.of[key].dtype != dtype:
-                    return None
+                require(self.of[key].dtype == dtype)
                 continue
             copied += viewed(self._graph, key) not in self._fed
-            late = self._stage.get(key[0], 0) > stage
-            if late or key in self._graph.constants or self._graph.dtype(key) != dtype or key not in self._graph.shapes:
-                return None
-        return (stage, dtype) if copied <= _MOST_COPIED else None
+            require(self._stage.get(key[0], 0) <= stage and key not in self._graph.constants)
+            require(self._graph.dtype(key) == dtype and key in self._graph.shapes)
+        require(copied <= _MOST_COPIED)
+        return stage, dtype
 
     def _is_of(self, key: Key, stage: int) -> bool:
         return key in self.of and self.of[key].stage == stage
 
 
-def _root(count: int, dtype: np.dtype[Any]) -> float:
-    return float(np.array(math.sqrt(count), dtype))
-
-
-def _within(segment: Segment, size: int, total: int, left: int) -> Segment | None:
+def _within(segment: Segment, size: int, total: int, left: int) -> Segment:
     """A segment of a value of which every `size` elements become a part, from `left` on, of `total` elements."""
     row, column = divmod(segment.start, size)
     last = segment.start + (segment.rows - 1) * segment.step + segment.width - 1
     if last // size == row:
         return segment.moved(row * total + left + column, segment.step)
-    if segment.step % size or column + segment.width > size:
-        return None
+    require(segment.step % size == 0 and column + segment.width <= size)
     return segment.moved(row * total + left + column, segment.step // size * total)
 
 

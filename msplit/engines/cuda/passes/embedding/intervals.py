@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, known, proved, require
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.embedding import HIGHEST, LOWEST, Term
@@ -50,7 +50,11 @@ COUNTED = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16
 def of(facts: Facts, op: Op) -> Range | None:
     """Interval of the first output of an op, which must be of integers or truth values."""
     rule = _RULES.get(op.op)
-    return rule(facts, op) if rule is not None else None
+    return proved(rule, facts, op) if rule is not None else None
+
+
+def _range(facts: Facts, op: Op, slot: int) -> Range:
+    return known(facts.range(op.inputs[slot]))
 
 
 def within(found: Range | None, dtype: np.dtype[Any]) -> Range | None:
@@ -77,8 +81,8 @@ def of_array(value: NDArray[Any]) -> Range | None:
 
 def _rows(facts: Facts, op: Op) -> Range | None:
     """Rows that a gather takes, or the zeros that the GPU writes for an index out of range."""
-    found = facts.range(op.inputs[0])
-    return None if found is None else (min(found[0], 0), max(found[1], 0))
+    low, high = _range(facts, op, 0)
+    return min(low, 0), max(high, 0)
 
 
 def _some_of(facts: Facts, op: Op) -> Range | None:
@@ -88,23 +92,18 @@ def _some_of(facts: Facts, op: Op) -> Range | None:
 
 
 def _union(facts: Facts, keys: list[Key]) -> Range | None:
-    known = [found for key in keys if (found := facts.range(key)) is not None]
-    if len(known) != len(keys) or not known:
-        return None
-    return min(low for low, _ in known), max(high for _, high in known)
+    found = [known(facts.range(key)) for key in keys]
+    require(found)
+    return min(low for low, _ in found), max(high for _, high in found)
 
 
 def _binary(rule: Callable[[Range, Range], Range | None]) -> Rule:
-    def apply(facts: Facts, op: Op) -> Range | None:
-        first, second = facts.range(op.inputs[0]), facts.range(op.inputs[1])
-        return None if first is None or second is None else rule(first, second)
-
-    return apply
+    return lambda facts, op: rule(_range(facts, op, 0), _range(facts, op, 1))
 
 
 def _modulo(facts: Facts, op: Op) -> Range | None:
-    divisor = facts.range(op.inputs[1])
-    return (0, divisor[1] - 1) if divisor is not None and divisor[0] > 0 else None
+    low, high = _range(facts, op, 1)
+    return (0, high - 1) if low > 0 else None
 
 
 def _corners(combine: Callable[[int, int], int]) -> Callable[[Range, Range], Range]:
@@ -120,10 +119,7 @@ def _corners(combine: Callable[[int, int], int]) -> Callable[[Range, Range], Ran
 def _compare(always: Callable[[Range, Range], bool], never: Callable[[Range, Range], bool]) -> Rule:
     """A comparison of integers. (Of floats nothing is known, so that a NaN plays no part.)"""
 
-    def apply(a: Range, b: Range) -> Range:
-        return TRUE if always(a, b) else FALSE if never(a, b) else EITHER
-
-    return _binary(apply)
+    return _binary(lambda a, b: TRUE if always(a, b) else FALSE if never(a, b) else EITHER)
 
 
 def _disjoint(a: Range, b: Range) -> bool:
@@ -159,10 +155,8 @@ def _select(facts: Facts, op: Op) -> Range | None:
 
 
 def _clip(facts: Facts, op: Op) -> Range | None:
-    x, low, high = (facts.range(key) for key in op.inputs)
-    if low is None or high is None:
-        return None
-    x = x or (low[0], high[1])
+    low, high = _range(facts, op, 1), _range(facts, op, 2)
+    x = facts.range(op.inputs[0]) or (low[0], high[1])
     # The lower limit wins where the limits cross.
     return max(min(x[0], high[0]), low[0]), max(min(x[1], high[1]), low[1])
 
@@ -187,10 +181,7 @@ def _arg_extreme(facts: Facts, op: Op) -> Range | None:
 
 
 def _absolute(facts: Facts, op: Op) -> Range | None:
-    found = facts.range(op.inputs[0])
-    if found is None:
-        return None
-    low, high = found
+    low, high = _range(facts, op, 0)
     return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
 
 
@@ -273,7 +264,7 @@ class Chain:
                 self.key, (self._first, self._step) = key, lies
                 self.nodes += op.source_nodes
                 break
-            if op.op not in RESHAPES and (self._term.boundaries is not None or not self._take(graph, op)):
+            if op.op not in RESHAPES and (self._term.boundaries is not None or not proved(self._take, graph, op)):
                 break
             self.key = key
             self.nodes += op.source_nodes
@@ -290,48 +281,44 @@ class Chain:
         """Takes one op more, if it can be done on the way."""
         term = self._term
         if op.op not in ADD and op.op != "Sub":
-            found = _with(graph, op, term)
-            self._term = found or term
-            return found is not None
-        if term.narrow or term.modulo or (term.low, term.high) != (LOWEST, HIGHEST):
-            return False
-        added = _addend(graph, op, self._per_row)
-        if added is None or np.abs(self._offsets + added).max() >= _SMALL:
-            return False
-        self._offsets = self._offsets + added
+            self._term = _with(graph, op, term)
+            return True
+        require(not term.narrow and not term.modulo and (term.low, term.high) == (LOWEST, HIGHEST))
+        offsets = self._offsets + _addend(graph, op, self._per_row)
+        require(np.abs(offsets).max() < _SMALL)
+        self._offsets = offsets
         return True
 
 
-def _with(graph: OpGraph, op: Op, term: Term) -> Term | None:
+def _with(graph: OpGraph, op: Op, term: Term) -> Term:
     """The term with an op before what it does to an id so far."""
     if op.op == "Cast":
         kinds = (op.attrs.get("SrcT"), op.attrs.get("DstT"))
         if kinds == ("int32", "int64"):
             return term
         # Nothing but a view may come before: what is taken later would see the upper half.
-        return replace(term, narrow=True) if kinds == ("int64", "int32") and not term.narrow else None
-    if term.narrow:
-        return None
+        require(kinds == ("int64", "int32") and not term.narrow)
+        return replace(term, narrow=True)
+    require(not term.narrow)
     if op.op == "Bucketize":
         return replace(term, boundaries=tuple(float(np.float32(one)) for one in op.attrs.get("boundaries", ())))
-    if term.modulo:
-        return None
+    require(not term.modulo)
     if op.op == "FloorMod":
         divisor = _scalar(graph, op.inputs[1])
-        return replace(term, modulo=divisor) if divisor is not None and divisor >= 1 else None
-    return _clipped(graph, op, term) if op.op in _LIMITS else None
+        require(divisor >= 1)
+        return replace(term, modulo=divisor)
+    require(op.op in _LIMITS)
+    return _clipped(graph, op, term)
 
 
-def _clipped(graph: OpGraph, op: Op, term: Term) -> Term | None:
+def _clipped(graph: OpGraph, op: Op, term: Term) -> Term:
     """The term with limits that say something new and do not cross."""
-    limits = [limit for key in op.inputs[1:] if (limit := _scalar(graph, key)) is not None]
-    if len(limits) != len(op.inputs) - 1 or op.inputs[0] in graph.constants:
-        return None
+    limits = [_scalar(graph, key) for key in op.inputs[1:]]
     lowest, highest = op.op != "Minimum", op.op != "Maximum"
-    if (lowest and term.low != LOWEST) or (highest and term.high != HIGHEST):
-        return None
+    require((not lowest or term.low == LOWEST) and (not highest or term.high == HIGHEST))
     low, high = limits[0] if lowest else term.low, limits[-1] if highest else term.high
-    return replace(term, low=low, high=high) if low <= high else None
+    require(low <= high and op.inputs[0] not in graph.constants)
+    return replace(term, low=low, high=high)
 
 
 def where_rows_lie(graph: OpGraph, op: Op, per_row: int) -> tuple[int, int] | None:
@@ -354,10 +341,11 @@ def where_rows_lie(graph: OpGraph, op: Op, per_row: int) -> tuple[int, int] | No
     return (rows.storage_offset(), rows.stride(0)) if inside and beside else None
 
 
-def _scalar(graph: OpGraph, key: Key) -> int | None:
+def _scalar(graph: OpGraph, key: Key) -> int:
     """A known integer."""
-    value = graph.constants.get(key)
-    return int(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.dtype.kind in "iu" else None
+    value = known(graph.constants.get(key))
+    require(value.size == 1 and value.dtype.kind in "iu")
+    return int(value.reshape(-1)[0])
 
 
 def _backwards(graph: OpGraph, key: Key) -> Iterator[tuple[Op, Key]]:
@@ -373,20 +361,16 @@ def _backwards(graph: OpGraph, key: Key) -> Iterator[tuple[Op, Key]]:
         yield op, key
 
 
-def _addend(graph: OpGraph, op: Op, per_row: int) -> NDArray[np.int64] | None:
+def _addend(graph: OpGraph, op: Op, per_row: int) -> NDArray[np.int64]:
     """The number that is added to every id of a row: one for all, or one for each."""
-    slot = constant_slot(graph, op)
-    if slot is None or (op.op == "Sub" and slot == 0):
-        return None
+    slot = known(constant_slot(graph, op))
     value = graph.constants[op.inputs[slot]]
     shape = graph.shapes[op.inputs[1 - slot]]
-    if value.dtype.kind not in "iu" or graph.shapes.get((op.node, 0)) != shape:
-        return None
+    require(value.dtype.kind in "iu" and graph.shapes.get((op.node, 0)) == shape and (op.op != "Sub" or slot))
     sign = -1 if op.op == "Sub" else 1
     if value.size == 1:
         return np.asarray(sign * value.reshape(1), np.int64)
     full = np.broadcast_to(value, shape).reshape(-1, per_row)
-    if not (full == full[0]).all():
-        return None
+    require((full == full[0]).all())
     row = np.asarray(sign * full[0], np.int64)
     return row[:1] if (row == row[0]).all() else row

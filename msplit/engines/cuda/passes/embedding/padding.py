@@ -157,9 +157,8 @@ class Walk:
     def _stitch(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
         """Parts at positions that were sent to the parts, from the first to the last, as what lies there was."""
         half = len(op.inputs) // 2
-        division = self.graph.ops.get(op.inputs[0][0])
-        if division is None or division.node not in self.divided or len(given) != 2 * half:
-            raise Unproved
+        division = known(self.graph.ops.get(op.inputs[0][0]))
+        require(division.node in self.divided and len(given) == 2 * half)
         require(op.inputs[:half] == [(division.node, part) for part in range(int(division.attrs["num_partitions"]))])
         pairs = [(given[part], given[half + part]) for part in range(half)]
         require(all(rows.kind is _Kind.ROWS and rows.group == places.group for places, rows in pairs))
@@ -235,11 +234,10 @@ class Walk:
     def _reshape(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
         if given.keys() == {0} and given[0].kind is _Kind.COUNT:
             return self._of_sizes(op, given)
-        data, sizes = given.get(0), given.get(1)
-        if data is not None and sizes is None and _is_unpadded(data):
+        data, sizes = known(given.get(0)), given.get(1)
+        if sizes is None and _is_unpadded(data):
             return data
-        if data is None or data.kind not in (_Kind.IDS, _Kind.ROWS):
-            raise Unproved
+        require(data.kind in (_Kind.IDS, _Kind.ROWS))
         if sizes is None:
             found = known(self.graph.constants.get(op.inputs[1]))
             require(found.shape[:1] >= (1,) and found[0] == -1)
@@ -269,12 +267,11 @@ class Walk:
             self.nonlinear |= _sources(given)
             if count is None and ids.within is None:
                 return None
-            if count is None or not count.leads or (count.kind, count.group) != (_Kind.COUNT, ids.within):
-                raise Unproved
+            count = known(count)
+            require(count.leads and (count.kind, count.group) == (_Kind.COUNT, ids.within))
             return _Padded(_Kind.ROWS, count.group, _sources(given), zero=data.zero)
         number = _number(ids, count)
-        if ids is None or ids.group[1] != rows:
-            raise Unproved
+        require(known(ids).group[1] == rows)
         self.summed.setdefault(number, []).append(op.node)
         if data is not None:
             self.nonlinear |= data.sources
@@ -298,10 +295,12 @@ class Walk:
 
     def _put_back(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
         self.nonlinear |= _sources(given)
-        rows, places = given.get(0), given.get(1)
-        if len(given) != 2 or rows is None or places is None:
-            raise Unproved
-        require((rows.kind, places.kind) == (_Kind.ROWS, _Kind.PLACES) and rows.group == places.group[:1])
+        rows, places = known(given.get(0)), known(given.get(1))
+        require(
+            len(given) == 2
+            and (rows.kind, places.kind) == (_Kind.ROWS, _Kind.PLACES)
+            and rows.group == places.group[:1]
+        )
         before = places.group[1]
         if before is None:
             return None
@@ -311,10 +310,9 @@ class Walk:
     def _update(self, op: Op, given: Mapping[int, _Padded]) -> None:
         """Rows of variables, changed at ids."""
         grad, indices = rows_and_ids(op)
-        ids, rows = given.get(indices), given.get(grad)
+        ids, rows = known(given.get(indices)), given.get(grad)
         one_number = rows is None and np.ndim(self.graph.constants.get(op.inputs[grad], [])) == 0
-        if ids is None or ids.kind is not _Kind.IDS or not set(given) <= {grad, indices}:
-            raise Unproved
+        require(ids.kind is _Kind.IDS and set(given) <= {grad, indices})
         require(one_number or (rows is not None and rows.kind is _Kind.ROWS and rows.group == ids.group))
         if op.op not in _ADD or rows is None or not rows.linear:
             self.nonlinear |= _sources(given)
@@ -351,8 +349,8 @@ def _all_of(given: Mapping[int, _Padded], kind: _Kind, *slots: int) -> Group | N
 
 def _number(places: _Padded | None, count: _Padded | None) -> int:
     """The Unique that places are of, all of which a count counts."""
-    if places is None or count is None or (places.kind, count.kind) != (_Kind.PLACES, _Kind.COUNT):
-        raise Unproved
+    places, count = known(places), known(count)
+    require((places.kind, count.kind) == (_Kind.PLACES, _Kind.COUNT))
     require(count.leads and count.group == places.group[:1])
     return int(places.group[0])
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, StandIn, Unproved, known, require
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, StandIn, known, proved, require
 from msplit.engines.cuda.passes.embedding import masked_rows
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Mixed, Proof, is_grid, run_length
 from msplit.engines.cuda.passes.pattern import Readers, offered, takes_rows
@@ -39,9 +39,7 @@ def prove(facts: KnownValues, op: Op) -> Proof | None:
         if found is None and rule is not None:
             facts.ops = []
             try:
-                found = rule(facts, op)
-            except Unproved:
-                pass
+                found = proved(rule, facts, op)
             except Mixed:
                 return None
     if found is None:
@@ -235,31 +233,26 @@ def fold_partition(graph: OpGraph, stand_ins: dict[Key, StandIn] | None = None) 
     putting the rows back in order (DynamicStitch). With the parts one below the other, row ``new_id`` of part p is row
     ``start[p] + new_id`` of the whole: one gather.
     """
-    known = {} if stand_ins is None else stand_ins
-    return offered(graph, lambda op: op.op in _STITCHES and _join(graph, op, known))
+    told = {} if stand_ins is None else stand_ins
+    return offered(graph, lambda op: _join(graph, op, told))
 
 
 def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
     """Makes one lookup of those in the parts of a table; returns whether it could."""
     # Places and ids are sent to the parts alike, each part looks its ids up, and the places, in order, bring the rows together.
+    require(stitch.op in _STITCHES)
     count = len(stitch.inputs) // 2
     order = _parts_of(graph, stitch.inputs[:count])
-    gathers = [graph.ops.get(key[0]) for key in stitch.inputs[count:]]
-    lookups = [op for op in gathers if op is not None and _is_lookup(graph, op, stand_ins)]
-    if order is None or len(lookups) != count:
-        return False
+    lookups = [known(graph.ops.get(key[0])) for key in stitch.inputs[count:]]
+    require(all(op.op in GATHERS and takes_rows(op, graph.constants.get) for op in lookups))
     ids = _parts_of(graph, [op.inputs[1] for op in lookups])
-    shape = graph.shapes.get(ids.inputs[0]) if ids is not None else None
-    if ids is None or shape is None or len(shape) != 1 or ids.inputs[1] != order.inputs[1]:
-        return False
-    places = graph.constants.get(order.inputs[0])
-    if places is None or places.tolist() != list(range(shape[0])):
-        return False
+    shape = known(graph.shapes.get(ids.inputs[0]))
+    require(len(shape) == 1 and ids.inputs[1] == order.inputs[1])
+    require(known(graph.constants.get(order.inputs[0])).tolist() == list(range(shape[0])))
     parts = [op.inputs[0] for op in lookups]
-    known = [_known(graph, key, stand_ins) or StandIn((), "") for key in parts]
-    shapes = [one.shape or () for one in known]
-    if len({shape[1:] for shape in shapes}) != 1 or len({one.dtype for one in known}) != 1:
-        return False
+    tables = [known(_known(graph, key, stand_ins)) for key in parts]
+    shapes = [known(one.shape) for one in tables]
+    require(all(shapes) and len({shape[1:] for shape in shapes}) == len({one.dtype for one in tables}) == 1)
     # Row `new_id` of a part is that many rows behind the part's first one in the whole table.
     dtype = np.dtype(str(ids.attrs.get("T", "int64")))
     starts = np.cumsum([0, *(shape[0] for shape in shapes[:-1])]).astype(dtype)
@@ -267,7 +260,7 @@ def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
         whole = graph.constant(np.concatenate([graph.constants[key] for key in parts]))
     else:
         whole = graph.fresh(), 0
-        stand_ins[whole] = StandIn((sum(shape[0] for shape in shapes), *shapes[0][1:]), known[0].dtype)
+        stand_ins[whole] = StandIn((sum(shape[0] for shape in shapes), *shapes[0][1:]), tables[0].dtype)
     start = _plain_gather(graph, stitch, graph.constant(starts), ids.inputs[1], shape).out
     row = graph.add("AddV2", stitch, {"T": dtype.name}, [ids.inputs[0], start], shape).out
     result = _plain_gather(graph, stitch, whole, row, (*shape, *shapes[0][1:]))
@@ -278,18 +271,13 @@ def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
     return True
 
 
-def _parts_of(graph: OpGraph, keys: list[Key]) -> Op | None:
+def _parts_of(graph: OpGraph, keys: list[Key]) -> Op:
     """The DynamicPartition that gives all of these values, in its order."""
-    op = graph.ops.get(keys[0][0]) if keys else None
-    if op is None or op.op != "DynamicPartition" or int(op.attrs.get("num_partitions", 0)) != len(keys):
-        return None
-    return op if keys == [(op.node, port) for port in range(len(keys))] else None
-
-
-def _is_lookup(graph: OpGraph, op: Op, stand_ins: Mapping[Key, StandIn]) -> bool:
-    """Returns whether an op takes rows of a constant table."""
-    table = _known(graph, op.inputs[0], stand_ins) if op.op in GATHERS else None
-    return table is not None and bool(table.shape) and takes_rows(op, graph.constants.get)
+    require(keys)
+    op = known(graph.ops.get(keys[0][0]))
+    require(op.op == "DynamicPartition" and int(op.attrs.get("num_partitions", 0)) == len(keys))
+    require(keys == [(op.node, port) for port in range(len(keys))])
+    return op
 
 
 def _plain_gather(graph: OpGraph, like: Op, table: Key, rows: Key, shape: Shape) -> Op:

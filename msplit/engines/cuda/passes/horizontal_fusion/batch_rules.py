@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key, gpus_of
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key, gpus_of, known, proved, require
 from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.ops.embedding import IN_ORDER
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch
@@ -23,8 +23,8 @@ from msplit.engines.cuda.passes.pattern import Readers, channels_last, heights, 
 from msplit.opset import schema
 from msplit.opset.traits import BATCH_MATMULS, EPILOGUE_STEPS, GATHERS, JOINS, MATMULS, RESHAPES, VIEWS, ops_with
 
-Build = Callable[[Batch], list[Key] | None]
-"""Makes the ops of a merge; the stacked value per output port, or None where these members can not be merged."""
+Build = Callable[[Batch], list[Key]]
+"""Makes the ops of a merge; the stacked value per output port. It raises `Unproved` where these members can not be merged."""
 
 _POINTWISE = 0.35
 """Kernels that merging a pointwise op saves per member: fusion would have put most of them into another kernel anyway."""
@@ -57,27 +57,26 @@ def weight_slot(graph: OpGraph, op: Op) -> int | None:
     return rule.weights if held else None
 
 
-def pointwise(m: Batch) -> list[Key] | None:
+def pointwise(m: Batch) -> list[Key]:
     """The op as it is, every operand with the members' axis in front: ops of elements, and products, which get one more batch axis."""
     rank = len(m.out(0))
     inputs = [m.input(slot, rank) for slot in range(m.slots)]
     return m.outputs(m.op.op, m.op.attrs, inputs)
 
 
-def bias_add(m: Batch) -> list[Key] | None:
+def bias_add(m: Batch) -> list[Key]:
     """A sum, where channels are last."""
     rank = len(m.out(0))
-    if rank > 2 and not channels_last(m.op):
-        return None
+    require(rank <= 2 or channels_last(m.op))
     return m.outputs("AddV2", {"T": m.type_of(0)}, [m.input(0, rank), m.input(1, rank)])
 
 
-def stacked(m: Batch) -> list[Key] | None:
+def stacked(m: Batch) -> list[Key]:
     """The op as it is, every operand stacked: sums of tensors of one shape, and what runs along the last axis, which stays the last."""
     return m.outputs(m.op.op, m.op.attrs, [m.stacked(slot) for slot in range(m.slots)])
 
 
-def reduction(m: Batch) -> list[Key] | None:
+def reduction(m: Batch) -> list[Key]:
     """Over axes, which each come one later."""
     rank = len(m.shape(0))
     axes = m.static(1)
@@ -85,20 +84,19 @@ def reduction(m: Batch) -> list[Key] | None:
     return m.outputs(m.op.op, m.op.attrs, [m.stacked(0), m.constant(moved.astype(axes.dtype))])
 
 
-def reshape(m: Batch) -> list[Key] | None:
+def reshape(m: Batch) -> list[Key]:
     """A reshape of all."""
     return [m.reshape(m.stacked(0), m.stacked_shape(0))]
 
 
-def bias_gradient(m: Batch) -> list[Key] | None:
+def bias_gradient(m: Batch) -> list[Key]:
     """A sum over all axes but that of the channels, which are last."""
     rank = len(m.shape(0))
-    if rank > 2 and not channels_last(m.op):
-        return None
+    require(rank <= 2 or channels_last(m.op))
     return m.outputs("Sum", {"T": m.type_of(0)}, [m.stacked(0), m.constant(np.arange(1, rank, dtype=np.int32))])
 
 
-def transpose(m: Batch) -> list[Key] | None:
+def transpose(m: Batch) -> list[Key]:
     """The members' axis stays in front."""
     order = np.concatenate([[0], m.static(1).astype(np.int64) + 1])
     return m.outputs("Transpose", {"T": m.type_of(0)}, [m.stacked(0), m.constant(order)])
@@ -113,31 +111,31 @@ def _later_axis(m: Batch, slot: int) -> Key:
     return m.constant(np.asarray(_later(int(m.static(slot).reshape(()))), np.int32))
 
 
-def split(m: Batch) -> list[Key] | None:
+def split(m: Batch) -> list[Key]:
     """Parts along an axis that comes one later."""
     return m.outputs(m.op.op, m.op.attrs, [_later_axis(m, 0), m.stacked(1)])
 
 
-def split_v(m: Batch) -> list[Key] | None:
+def split_v(m: Batch) -> list[Key]:
     """Parts of given sizes along an axis that comes one later."""
     moved = _later_axis(m, 2)
     return m.outputs(m.op.op, m.op.attrs, [m.stacked(0), m.constant(m.static(1)), moved])
 
 
-def pack(m: Batch) -> list[Key] | None:
+def pack(m: Batch) -> list[Key]:
     """Along an axis, which is an attribute and comes one later. Unpack likewise."""
     attrs = {**m.op.attrs, "axis": _later(int(m.op.attrs.get("axis", 0)))}
     return m.outputs(m.op.op, attrs, [m.stacked(slot) for slot in range(m.slots)])
 
 
-def slice_(m: Batch) -> list[Key] | None:
+def slice_(m: Batch) -> list[Key]:
     """Cuts the same part out of every member."""
     begin = np.concatenate([[0], m.static(1).astype(np.int64)])
     size = np.concatenate([[m.count], m.static(2).astype(np.int64)])
     return m.outputs("Slice", {"T": m.type_of(0)}, [m.stacked(0), m.constant(begin), m.constant(size)])
 
 
-def strided_slice(m: Batch) -> list[Key] | None:
+def strided_slice(m: Batch) -> list[Key]:
     """Cuts the same part out of every member: all masks move by one axis."""
     attrs = {"T": m.type_of(0), **m.op.attrs}
     for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"):
@@ -149,33 +147,30 @@ def strided_slice(m: Batch) -> list[Key] | None:
     return m.outputs("StridedSlice", attrs, inputs)
 
 
-def concat(m: Batch) -> list[Key] | None:
+def concat(m: Batch) -> list[Key]:
     """Along an axis that comes one later."""
     moved = _later_axis(m, m.slots - 1)
     return m.outputs("ConcatV2", m.op.attrs, [*(m.stacked(slot) for slot in range(m.slots - 1)), moved])
 
 
-def product(m: Batch) -> list[Key] | None:
+def product(m: Batch) -> list[Key]:
     """Matrix products: of one matrix with all rows below each other, or batched."""
     attrs = m.op.attrs
     steps = tuple(str(step) for step in attrs.get("fused_ops", ())) if m.op.op == "_FusedMatMul" else ()
     simple = not steps or (steps[0] == "BiasAdd" and len(steps) <= 2 and EPILOGUE_STEPS.isdisjoint(steps[1:]))
     turned = bool(attrs.get("transpose_a"))
-    if not simple or m.slots != 2 + bool(steps) or (turned and steps):
-        return None
+    require(simple and m.slots == 2 + bool(steps) and not (turned and steps))
     if m.shared(1) and not turned:
         return _tall_product(m)
     if (m.constants(1) or m.variables(1)) and not turned:
         return _weighted_product(m, steps)
-    if steps:
-        return None
+    require(not steps)
     batched = {"T": m.type_of(0), "adj_x": turned, "adj_y": bool(attrs.get("transpose_b"))}
     return m.outputs("BatchMatMulV2", batched, [m.input(0, 2), m.input(1, 2)])
 
 
-def _tall_product(m: Batch) -> list[Key] | None:
-    if any(not m.shared(slot) for slot in range(1, m.slots)):
-        return None
+def _tall_product(m: Batch) -> list[Key]:
+    require(all(m.shared(slot) for slot in range(1, m.slots)))
     rows, inner = m.shape(0)
     tall = m.reshape(m.stacked(0), (m.count * rows, inner))
     inputs = [tall, *(m.key(slot) for slot in range(1, m.slots))]
@@ -183,35 +178,26 @@ def _tall_product(m: Batch) -> list[Key] | None:
     return [m.reshape(key, m.stacked_shape(0))]
 
 
-def _weighted_product(m: Batch, steps: tuple[str, ...]) -> list[Key] | None:
-    found = m.layer(steps)
-    if found is None:
-        return None
-    layer, stacks = found
+def _weighted_product(m: Batch, steps: tuple[str, ...]) -> list[Key]:
+    layer, stacks = m.layer(steps)
     return m.outputs("_GroupedMatMul", grouped_attrs(m.op, steps, layer), [m.input(0, 2), *stacks])
 
 
-def segment_sum(m: Batch) -> list[Key] | None:
+def segment_sum(m: Batch) -> list[Key]:
     """Sums of rows by a vector of ids, each member's in rows of its own."""
-    if len(m.shape(1)) != 1 or not int(m.static(2)):
-        return None
+    require(len(m.shape(1)) == 1 and int(m.static(2)))
     attrs = {"T": m.type_of(0), IN_ORDER: m.op.attrs.get(IN_ORDER, False)}
     return m.outputs("_StackedSegmentSum", attrs, [m.stacked(0), m.stacked(1), m.constant(m.static(2))])
 
 
-def lookup(m: Batch) -> list[Key] | None:
+def lookup(m: Batch) -> list[Key]:
     """Rows of tables: one lookup in all tables below each other."""
-    if m.op.attrs.get("batch_dims", 0) or (m.slots > 2 and int(m.static(2).reshape(())) != 0):
-        return None
+    require(not m.op.attrs.get("batch_dims", 0) and (m.slots <= 2 or int(m.static(2).reshape(())) == 0))
     if m.shared(0):
         attrs = {**m.op.attrs, "Tparams": m.type_of(0)}
         return m.outputs(m.op.op, attrs, [m.key(0), m.stacked(1), *(m.key(slot) for slot in range(2, m.slots))])
-    if not m.constants(0):
-        return None
-    found = m.tables(0)
-    if found is None:
-        return None
-    table, starts, sizes = found
+    require(m.constants(0))
+    table, starts, sizes = m.tables(0)
     return m.outputs("_GroupedLookup", {"T": m.type_of(0), "count": m.count}, [table, m.stacked(1), starts, sizes])
 
 
@@ -277,7 +263,7 @@ class Signatures:
         self._numbers: dict[Any, int] = {}
         self.own: dict[int, int] = {}
         for number, op in graph.ops.items():
-            found = self._own(op)
+            found = proved(self._own, op)
             if found is not None:
                 self.own[number] = self._number(found)
         self._readers: dict[int, list[tuple[int, int, int]]] = {}  # op -> (port, slot, reader)
@@ -291,30 +277,23 @@ class Signatures:
     def _number(self, what: Any) -> int:
         return self._numbers.setdefault(what, len(self._numbers))
 
-    def _own(self, op: Op) -> tuple[Any, ...] | None:
-        rule = BATCH_RULES.get(op.op)
-        if rule is None or (op.node, 0) not in self._graph.shapes:
-            return None
+    def _own(self, op: Op) -> tuple[Any, ...]:
+        rule = known(BATCH_RULES.get(op.op))
         shapes, types = self._graph.shapes, self.dtypes
         static = static_slots(op)
         weights = weight_slot(self._graph, op)
         slots: list[Any] = []
         for slot, key in enumerate(op.inputs):
             if slot in static:
-                value = self._graph.constants.get(key)
-                if value is None:
-                    return None
-                slots.append(value_key(value))
-            elif key not in shapes or types.get(key) is None:
-                return None
-            elif slot == weights and rule.lookup:
-                slots.append((shapes[key][1:], types[key], "table"))  # tables may differ in their rows
+                slots.append(value_key(known(self._graph.constants.get(key))))
+                continue
+            shape, dtype = known(shapes.get(key)), known(types.get(key))
+            if slot == weights and rule.lookup:
+                slots.append((shape[1:], dtype, "table"))  # tables may differ in their rows
             else:
-                slots.append((shapes[key], types[key], slot == weights))
-        made = [(op.node, port) for port in range(self._graph.ports(op.node))]
-        if any(key not in shapes for key in made):
-            return None
-        outputs = tuple(shapes[key] for key in made)
+                slots.append((shape, dtype, slot == weights))
+        ports = range(max(self._graph.ports(op.node), 1))
+        outputs = tuple(known(shapes.get((op.node, port))) for port in ports)
         return op.op, attrs_key(op.attrs), tuple(slots), outputs, self._gpus.get(op.node, 0)
 
     def _forward(self) -> dict[int, int]:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, known, proved, require
 from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, Signatures, large, weight_slot
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch, Builder, StackSlot
@@ -33,20 +33,17 @@ _CHAIN_OF_ADDITIONS = 4
 
 
 def join(builder: Builder, op: Op) -> bool:
-    """Makes an op that reads several members of a stack read the stack. Whether it did."""
+    """Makes an op that reads several members of a stack read the stack, if it can. Whether it did."""
     if op.op == "Unpack":
         return _unpack(builder, op)
     data = op.inputs[:-1] if op.op == "ConcatV2" else op.inputs
-    if op.op not in JOINS or len(data) < 2 or op.out not in builder.graph.shapes:
-        return False
+    require(op.op in JOINS and len(data) >= 2 and op.out in builder.graph.shapes)
     ranges = builder.ranges(data)
-    if len(ranges) != 1 or ranges[0].start < 0:
-        return False
+    require(len(ranges) == 1 and ranges[0].start >= 0)
     rank = len(builder.graph.shapes[data[0]])
     stack = builder.range(ranges[0], op)
     if op.op == "AddN":
-        if len(data) <= _CHAIN_OF_ADDITIONS:
-            return False  # a chain of additions, which rounds in another order
+        require(len(data) > _CHAIN_OF_ADDITIONS)  # or it is a chain of additions, which rounds in another order
         _place(builder, op, "Sum", [stack, builder.constant(np.asarray([0], np.int32))])
         return True
     if op.op == "Pack":
@@ -54,10 +51,8 @@ def join(builder: Builder, op: Op) -> bool:
         how = _front_to(builder, axis, rank) if axis else _shape(builder, op)
         _place(builder, op, "Transpose" if axis else "Reshape", [stack, how])
         return True
-    position = builder.graph.constants.get(op.inputs[-1])
-    if position is None or not rank:
-        return False
-    axis = int(position) % rank
+    require(rank)
+    axis = int(known(builder.graph.constants.get(op.inputs[-1]))) % rank
     if axis:
         shape = builder.graph.shapes[data[0]]
         moved = (*shape[:axis], len(data), *shape[axis:])
@@ -69,9 +64,8 @@ def join(builder: Builder, op: Op) -> bool:
 def _unpack(builder: Builder, op: Op) -> bool:
     """The parts of a value along an axis are a stack already: the value with that axis in front."""
     key = op.inputs[0]
-    shape = builder.graph.shapes.get(key)
-    if not shape or builder.types.get(key) is None:
-        return False
+    shape = known(builder.graph.shapes.get(key))
+    require(shape and builder.types.get(key) is not None)
     axis = int(op.attrs.get("axis", 0)) % len(shape)
     stack = builder.plain(key, op)
     if axis:
@@ -196,7 +190,7 @@ class Batcher:
     def _keep(self, op: Op) -> None:
         """An op on its own."""
         self._rank[op.node] = self._rank_of(op)
-        if join(self.builder, op):
+        if proved(join, self.builder, op):
             return
         inputs = [self.builder.plain(key, op) for key in op.inputs]
         self.builder.ops[op.node] = Op(op.node, op.name, op.op, op.attrs, inputs, op.source_nodes)
@@ -296,7 +290,7 @@ class Batcher:
         ordered = self._ordered(members)
         copies, _ = self._copies(ordered)
         first = ordered[0]
-        stacked = BATCH_RULES[first.op].build(Batch(self.builder, ordered))
+        stacked = proved(BATCH_RULES[first.op].build, Batch(self.builder, ordered))
         if stacked is None:
             return False
         for port, key in enumerate(stacked):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, known
 from msplit.engines.cuda.passes.horizontal_fusion.weights import StackedWeights
 from msplit.engines.cuda.passes.pattern import value_key
 
@@ -239,35 +239,27 @@ class Batch:
         sizes = self.constant(np.asarray(whole, np.int64))
         return self.emit("BroadcastTo", {"T": self.type_of(slot)}, [one, sizes], whole)
 
-    def layer(self, steps: tuple[str, ...]) -> tuple[dict[str, int], list[Key]] | None:
-        """The members' weights and biases as `_GroupedMatMul` wants them, and the stacks; None where that would hold weights twice."""
-        found = self._taken(1, wide=self.shared(0) and not self.op.attrs.get("transpose_b"))
-        if found is None:
-            return None
-        stack, start = found
+    def layer(self, steps: tuple[str, ...]) -> tuple[dict[str, int], list[Key]]:
+        """The members' weights and biases as `_GroupedMatMul` wants them, and the stacks, if that holds no weights twice."""
+        stack, start = self._taken(1, wide=self.shared(0) and not self.op.attrs.get("transpose_b"))
         layer = self._builder.weights.layer(self.op, stack, start, self.count)
         if not steps:
             return layer, [stack]
         if self.shared(2):
             return {**layer, "bias": -1}, [stack, self.key(2)]
-        bias = self._taken(2)
-        if bias is None:
-            return None
-        return {**layer, "bias": bias[1], "biases": self.count}, [stack, bias[0]]
+        biases, first = self._taken(2)
+        return {**layer, "bias": first, "biases": self.count}, [stack, biases]
 
-    def _taken(self, slot: int, *, wide: bool = False) -> tuple[Key, int] | None:
+    def _taken(self, slot: int, *, wide: bool = False) -> tuple[Key, int]:
         """A stack in which the members' constants or variables are neighbours, and where the first one is; see `StackedWeights.take`."""
         if self.constants(slot):
             return self._builder.weights.take(self.column(slot), wide=wide)
-        place = self._builder.side_by_side(self.column(slot))
-        return None if place is None else (place.stack, place.index)
+        place = known(self._builder.side_by_side(self.column(slot)))
+        return place.stack, place.index
 
-    def tables(self, slot: int) -> tuple[Key, Key, Key] | None:
-        """All tables below each other, the first row of each, and its number of rows; None where that would hold tables twice."""
-        found = self._builder.weights.take_rows(self.column(slot))
-        if found is None:
-            return None
-        key, starts, sizes = found
+    def tables(self, slot: int) -> tuple[Key, Key, Key]:
+        """All tables below each other, the first row of each, and its number of rows, if that holds no tables twice."""
+        key, starts, sizes = self._builder.weights.take_rows(self.column(slot))
         return key, self.constant(np.asarray(starts, np.int64)), self.constant(np.asarray(sizes, np.int64))
 
     def emit(self, op: str, attrs: Attrs, inputs: list[Key], *shapes: Shape) -> Key:

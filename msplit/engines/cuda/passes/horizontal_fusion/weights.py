@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape
-from msplit.engines.cuda.passes.pattern import Readers, takes_rows
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, known, proved, require
+from msplit.engines.cuda.passes.pattern import Readers, matches, takes_rows
 from msplit.opset.traits import GATHERS, MATMULS, traits
 
 SMALL_BYTES = 1 << 15
@@ -57,45 +57,37 @@ class StackedWeights:
         self._copy = functools.cache(self._make_copy)
         self.shaped = functools.cache(self._reshaped)
 
-    def take(self, keys: Sequence[Key], *, wide: bool = False) -> tuple[Key, int] | None:
-        """A stack in which these constants of one shape are neighbours, and where the first one is; None where there can be none.
+    def take(self, keys: Sequence[Key], *, wide: bool = False) -> tuple[Key, int]:
+        """A stack in which these constants of one shape are neighbours, and where the first one is, if there can be one.
 
         A new stack that is to be `wide` holds matrices side by side, as one wide matrix.
         """
-        found = self._neighbours(keys, below=False, wide=wide)
+        found = proved(self._neighbours, keys, False, wide)
         if found is None and all(self._graph.constants[key].nbytes <= SMALL_BYTES for key in keys):
             return self.copy(keys), 0
-        return found
+        return known(found)
 
-    def take_rows(self, keys: Sequence[Key]) -> tuple[Key, list[int], list[int]] | None:
+    def take_rows(self, keys: Sequence[Key]) -> tuple[Key, list[int], list[int]]:
         """Stacks tables of one width, below each other: the block, every first row and every number of rows."""
-        found = self._neighbours(keys, below=True)
-        if found is None:
-            return None
-        stack, first = found
-        rows = self._stacks[stack].rows
-        assert rows is not None
+        stack, first = self._neighbours(keys, True)
+        rows = known(self._stacks[stack].rows)
         return stack, rows[first : first + len(keys)], [len(self._graph.constants[key]) for key in keys]
 
-    def _neighbours(self, keys: Sequence[Key], *, below: bool, wide: bool = False) -> tuple[Key, int] | None:
-        if len(set(keys)) != len(keys) or not all(self._movable(key, below) for key in keys):
-            return None
-        known = [self._at.get(key) for key in keys]
-        first = known[0]
+    def _neighbours(self, keys: Sequence[Key], below: bool, wide: bool = False) -> tuple[Key, int]:
+        require(len(set(keys)) == len(keys) and all(self._movable(key, below) for key in keys))
+        places = [self._at.get(key) for key in keys]
+        first = places[0]
         if first is None:
-            if any(known):
-                return None
+            require(not any(places))
             stack = (self._graph.fresh(), 0)
             self._stacks[stack] = _Stack(rows=[] if below else None, wide=wide)
             self._append(stack, keys)
             return stack, 0
         stack, start = first
         held = self._stacks[stack]
-        if (held.rows is not None) != below:
-            return None
         count = min(len(held.keys) - start, len(keys))
-        if held.keys[start : start + count] != list(keys[:count]) or any(at is not None for at in known[count:]):
-            return None
+        require((held.rows is not None) == below and held.keys[start : start + count] == list(keys[:count]))
+        require(all(at is None for at in places[count:]))
         self._append(stack, keys[count:])
         return stack, start
 
@@ -192,29 +184,26 @@ def add_products(graph: OpGraph) -> None:
         alike = shape is not None and all(graph.shapes.get(key) == shape for key in op.inputs)
         if op.op != "AddV2" or not alike or len(set(op.inputs)) != 2:
             continue
-        terms = [term for key in op.inputs if (term := _term(graph, readers, key)) is not None]
+        terms = matches(_term, graph, readers, op.inputs)
         whole = [term for term in terms if not term.first]
         if len(terms) == 2 and whole:
             one = whole[0]
             _add(graph, op, one.product, terms[1] if terms[0] is one else terms[0])
 
 
-def _term(graph: OpGraph, readers: Readers, key: Key) -> _Term | None:
-    op = readers.maker(key)
-    if op is None or _is_product(op):
-        return None if op is None else _Term(op)
-    if op.op != "ConcatV2" or len(op.inputs) != 3 or int(graph.constants[op.inputs[2]]) != 0:
-        return None
-    product = readers.maker(op.inputs[1])
-    if product is None or not _is_product(product):
-        return None
+def _term(graph: OpGraph, readers: Readers, key: Key) -> _Term:
+    op = known(readers.maker(key))
+    if _is_product(op):
+        return _Term(op)
+    require(op.op == "ConcatV2" and len(op.inputs) == 3 and int(graph.constants[op.inputs[2]]) == 0)
+    product = known(readers.maker(op.inputs[1]))
+    require(_is_product(product))
     return _Term(product, graph.shapes[op.inputs[0]][0], op.inputs[0], op)
 
 
 def _is_product(op: Op) -> bool:
-    if op.op != "_GroupedMatMul" or op.attrs.get("single"):
-        return False
-    return not op.attrs["activation"] and len(op.attrs["layers"]) == 1
+    merged = op.op == "_GroupedMatMul" and not op.attrs.get("single")
+    return merged and not op.attrs["activation"] and len(op.attrs["layers"]) == 1
 
 
 def _add(graph: OpGraph, op: Op, one: Op, other: _Term) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key, known, proved, require
 from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS, ROW_OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER
-from msplit.engines.cuda.passes.pattern import FLOATS, value_key
+from msplit.engines.cuda.passes.pattern import FLOATS, offered, value_key
 from msplit.opset.traits import SPARSE_SEGMENTS
 
 LARGEST = 1 << 20
@@ -55,11 +55,10 @@ def merge_updates(graph: OpGraph) -> bool:
     return merge(graph, FLAT, _whole)
 
 
-def _whole(graph: OpGraph, op: Op) -> Update | None:
-    shape = graph.shape(op.inputs[0]) if op.op in OPTIMIZERS else None
-    if shape is None or math.prod(shape) > LARGEST:
-        return None
-    variables, numbers, gradient = OPTIMIZERS[op.op].parts(op.inputs)
+def _whole(graph: OpGraph, op: Op) -> Update:
+    optimizer = known(OPTIMIZERS.get(op.op))
+    require(math.prod(known(graph.shape(op.inputs[0]))) <= LARGEST)
+    variables, numbers, gradient = optimizer.parts(op.inputs)
     return Update(op, op.op, variables, numbers, [gradient], op.attrs)
 
 
@@ -68,19 +67,15 @@ def merge_assigns(graph: OpGraph) -> bool:
     return merge(graph, ASSIGNS, _assigned, read=True)
 
 
-def _assigned(graph: OpGraph, op: Op) -> Update | None:
-    if op.op not in TOGETHER:
-        return None
+def _assigned(graph: OpGraph, op: Op) -> Update:
+    require(op.op in TOGETHER)
     variable, value = op.inputs
-    shape, dtype = graph.shape(variable), graph.dtypes.get(variable)
-    if shape is None or shape != graph.shape(value) or math.prod(shape) > LARGEST or dtype not in FLOATS:
-        return None
+    shape, dtype = known(graph.shape(variable)), graph.dtypes.get(variable)
+    require(shape == graph.shape(value) and math.prod(shape) <= LARGEST and dtype in FLOATS)
     return Update(op, op.op, [variable], [], [value], {}, dtype)
 
 
-def merge(
-    graph: OpGraph, joined: str, update_of: Callable[[OpGraph, Op], Update | None], *, read: bool = False
-) -> bool:
+def merge(graph: OpGraph, joined: str, update_of: Callable[[OpGraph, Op], Update], *, read: bool = False) -> bool:
     """Joins updates of one kind, with the same numbers.
 
     Args:
@@ -90,15 +85,14 @@ def merge(
     readers = graph.consumers()
     kinds: dict[Hashable, list[int]] = {}
     for number, op in graph.ops.items():
-        found = update_of(graph, op)
+        found = proved(update_of, graph, op)
         if found is not None and (read or not any((number, port) in readers for port in range(len(found.variables)))):
             kinds.setdefault(found.kind(graph), []).append(number)
     changed = False
     for alike in kinds.values():
         for members in _side_by_side(graph, alike) if len(alike) > 1 else ():
             if len(members) > 1:
-                updates = [update_of(graph, graph.ops[number]) for number in members]
-                _merge(graph, [update for update in updates if update is not None], joined)
+                _merge(graph, [update_of(graph, graph.ops[number]) for number in members], joined)
                 graph.sort()
                 changed = True
     return changed
@@ -153,40 +147,35 @@ _COMBINERS = {f"{op}Grad": op.removeprefix("SparseSegment").lower() for op in SP
 
 def sum_in_updates(graph: OpGraph) -> bool:
     """Lets updates by the sums of rows of distinct ids take the rows and the ids as they are. Whether there was one."""
-    changed = _sum_single_rows(graph)
+    changed = offered(graph, lambda op: _sum_single_rows(graph, op))
     changed |= _keep_distinct(graph)
-    for op in graph.ops.values():
-        if op.op not in ROW_OPTIMIZERS:
-            continue
-        variables, numbers, rows, ids = ROW_OPTIMIZERS[op.op].parts(op.inputs)
-        made, unique = graph.ops.get(rows[0]), graph.ops.get(ids[0])
-        if made is None or unique is None or unique.op != DISTINCT or ids[1]:
-            continue
-        if _sums(graph, made, (unique.node, 1), graph.shape(ids)):
-            rows, ids = made.inputs[0], unique.inputs[0]
-        elif made.op not in _COMBINERS or made.inputs[1] != (unique.node, 1):
-            continue
-        op.source_nodes = list(dict.fromkeys([*op.source_nodes, *made.source_nodes, *unique.source_nodes]))
-        op.attrs = {**op.attrs, "op": op.op, "count": 1, "summed": True, "_mutates": tuple(range(len(variables)))}
-        op.op, op.inputs = ROWS, [*variables, *numbers, rows, ids]
-        _take_segments(graph, op)
-        changed = True
-    return changed
+    return offered(graph, lambda op: _sum_in_update(graph, op)) or changed
 
 
-def _sum_single_rows(graph: OpGraph) -> bool:
-    """Gradients of segments of one row each are sums of the segments' own, however the rows were put together."""
-    changed = False
-    for op in graph.ops.values():
-        segments = graph.constants.get(op.inputs[2]) if op.op in _COMBINERS else None
-        given = graph.shape(op.inputs[0])
-        if segments is None or given is None or not np.array_equal(segments, np.arange(given[0])):
-            continue
-        grad, places, _, count = op.inputs
-        attrs = {"T": op.attrs["T"], "Tindices": op.attrs.get("Tidx", "int32"), "Tnumsegments": "int32"}
-        op.op, op.inputs, op.attrs = "UnsortedSegmentSum", [grad, places, count], attrs
-        changed = True
-    return changed
+def _sum_in_update(graph: OpGraph, op: Op) -> bool:
+    """Lets one update by the sums of rows of distinct ids take these as they are."""
+    variables, numbers, rows, ids = known(ROW_OPTIMIZERS.get(op.op)).parts(op.inputs)
+    made, unique = known(graph.ops.get(rows[0])), known(graph.ops.get(ids[0]))
+    require(unique.op == DISTINCT and not ids[1])
+    if _sums(graph, made, (unique.node, 1), graph.shape(ids)):
+        rows, ids = made.inputs[0], unique.inputs[0]
+    else:
+        require(made.op in _COMBINERS and made.inputs[1] == (unique.node, 1))
+    op.source_nodes = list(dict.fromkeys([*op.source_nodes, *made.source_nodes, *unique.source_nodes]))
+    op.attrs = {**op.attrs, "op": op.op, "count": 1, "summed": True, "_mutates": tuple(range(len(variables)))}
+    op.op, op.inputs = ROWS, [*variables, *numbers, rows, ids]
+    proved(_take_segments, graph, op)
+    return True
+
+
+def _sum_single_rows(graph: OpGraph, op: Op) -> bool:
+    """Makes a gradient of segments of one row each the sum of the segments' own, however the rows were put together."""
+    require(op.op in _COMBINERS)
+    grad, places, segments, count = op.inputs
+    require(np.array_equal(known(graph.constants.get(segments)), np.arange(known(graph.shape(grad))[0])))
+    attrs = {"T": op.attrs["T"], "Tindices": op.attrs.get("Tidx", "int32"), "Tnumsegments": "int32"}
+    op.op, op.inputs, op.attrs = "UnsortedSegmentSum", [grad, places, count], attrs
+    return True
 
 
 def _keep_distinct(graph: OpGraph) -> bool:
@@ -215,13 +204,12 @@ def _sums(graph: OpGraph, op: Op, places: Key, count: tuple[int, ...] | None) ->
 def _take_segments(graph: OpGraph, op: Op) -> None:
     """Lets an update whose rows are a gradient of segments, for the distinct ids, take that gradient, all ids and their segments."""
     *before, rows, ids = op.inputs
-    grad, unique = graph.ops.get(rows[0]), graph.ops.get(ids[0])
-    if grad is None or grad.op not in _COMBINERS or unique is None or unique.op != DISTINCT:
-        return
+    grad, unique = known(graph.ops.get(rows[0])), known(graph.ops.get(ids[0]))
+    require(grad.op in _COMBINERS and unique.op == DISTINCT)
     given, places, segments, _ = grad.inputs
     types = {graph.dtype(key) for key in (unique.inputs[0], segments)}
-    if ids[1] or places != (unique.node, 1) or len(types) != 1 or graph.shape(segments) != graph.shape(ids):
-        return
+    require(not ids[1] and places == (unique.node, 1) and len(types) == 1)
+    require(graph.shape(segments) == graph.shape(ids))
     op.inputs = [*before, given, unique.inputs[0], segments]
     op.attrs["combiner"] = _COMBINERS[grad.op]
     op.source_nodes = list(dict.fromkeys([*op.source_nodes, *grad.source_nodes, *unique.source_nodes]))
@@ -232,22 +220,18 @@ def merge_row_updates(graph: OpGraph) -> bool:
     return merge(graph, ROWS, _of_rows, read=True)
 
 
-def _of_rows(graph: OpGraph, op: Op) -> Update | None:
+def _of_rows(graph: OpGraph, op: Op) -> Update:
     if op.op == ROWS and op.attrs["count"] == 1:
         name, own = op.attrs["op"], 3 if op.attrs.get("combiner") else 2
         count = ROW_OPTIMIZERS[name].variables
         given = op.inputs[-own:]
         variables: Sequence[Key] = op.inputs[:count]
         numbers = op.inputs[count:-own]
-    elif op.op in ROW_OPTIMIZERS:
-        name = op.op
-        variables, numbers, *given = ROW_OPTIMIZERS[name].parts(op.inputs)
     else:
-        return None
-    rows, table, ids = (graph.shape(key) for key in (given[0], variables[0], given[1]))
-    if rows is None or table is None or ids is None or len(ids) != 1 or rows[1:] != table[1:]:
-        return None
-    if (len(given) == 2 and rows[:1] != ids) or math.prod((*ids, *table[1:])) > LARGEST:
-        return None
+        name = op.op
+        variables, numbers, *given = known(ROW_OPTIMIZERS.get(name)).parts(op.inputs)
+    rows, table, ids = (known(graph.shape(key)) for key in (given[0], variables[0], given[1]))
+    require(len(ids) == 1 and rows[1:] == table[1:] and math.prod((*ids, *table[1:])) <= LARGEST)
+    require(len(given) != 2 or rows[:1] == ids)
     types = tuple(graph.dtype(key) for key in (variables[0], *given))
     return Update(op, name, variables, numbers, given, {"summed": False, **op.attrs}, types)
