@@ -11,6 +11,7 @@ import importlib.util
 import re
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -110,18 +111,10 @@ class TensorFlowEngine(Engine):
             config.graph_options.optimizer_options.L0
         )  # it folds constants
         with phase("asking where TensorFlow puts nodes"):
-            executable = SessionExecutable(
-                job.flat.model,
-                placed,
-                config,
-                ieee=job.precision.ieee,
-                facts={},
-                timeout=job.tensorflow.timeout,
-            )
-            try:
+            ieee, timeout = job.precision.ieee, job.tensorflow.timeout
+            session = SessionExecutable(job.flat.model, placed, config, ieee=ieee, facts={}, timeout=timeout)
+            with closing(session) as executable:
                 return executable.placement(job.feeds, placed.graph_def, _asked(job))
-            finally:
-                executable.close()
 
 
 def _asked(job: Job) -> dict[str, str]:
@@ -215,12 +208,11 @@ def reference(
     Raises:
         EngineError: TensorFlow can not run the model.
     """
-    with phase("running the reference in TensorFlow"):
-        executable = session_on_cpu(flat, op_libraries=op_libraries, inlined=inlined, state=state)
-        try:
-            return executable.step(feeds)
-        finally:
-            executable.close()
+    with (
+        phase("running the reference in TensorFlow"),
+        closing(session_on_cpu(flat, op_libraries=op_libraries, inlined=inlined, state=state)) as executable,
+    ):
+        return executable.step(feeds)
 
 
 def session_on_cpu(
