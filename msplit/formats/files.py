@@ -452,8 +452,6 @@ def writers(path: Path) -> str | None:
     What is not there yet will be made by this user. A folder in which nobody may remove what is another's (``/tmp``) is no danger to what
     is inside of it.
     """
-    if os.name != "posix":
-        return None
     place = path.absolute()
     held = place.resolve()
     for one in dict.fromkeys((held, *held.parents, place, *place.parents)):

@@ -88,14 +88,7 @@ class TensorFlowEngine(Engine):
             return with_xla(job, facts)
         placed, more = _placed(job, single)
         with phase("opening a session"):
-            executable = SessionExecutable(
-                job.flat.model,
-                placed,
-                _config(job),
-                ieee=job.precision.ieee,
-                facts={**facts, **more},
-                timeout=own.timeout,
-            )
+            executable = _session(job, placed, _config(job), {**facts, **more})
             executable.load_state(job.state)
             return executable
 
@@ -110,11 +103,13 @@ class TensorFlowEngine(Engine):
         config.graph_options.optimizer_options.opt_level = (
             config.graph_options.optimizer_options.L0
         )  # it folds constants
-        with phase("asking where TensorFlow puts nodes"):
-            ieee, timeout = job.precision.ieee, job.tensorflow.timeout
-            session = SessionExecutable(job.flat.model, placed, config, ieee=ieee, facts={}, timeout=timeout)
-            with closing(session) as executable:
-                return executable.placement(job.feeds, placed.graph_def, _asked(job))
+        with phase("asking where TensorFlow puts nodes"), closing(_session(job, placed, config, {})) as executable:
+            return executable.placement(job.feeds, placed.graph_def, _asked(job))
+
+
+def _session(job: Job, placed: PlacedGraph, config: Any, facts: Mapping[str, Any]) -> SessionExecutable:
+    ieee, timeout = job.precision.ieee, job.tensorflow.timeout
+    return SessionExecutable(job.flat.model, placed, config, ieee=ieee, facts=facts, timeout=timeout)
 
 
 def _asked(job: Job) -> dict[str, str]:

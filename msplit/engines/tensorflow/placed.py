@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,23 +229,30 @@ def _binds(flat: FlatGraph, node: int, port: int) -> bool:
     return dtype is not None and (dtype == "resource" or dtype.endswith("_ref"))
 
 
+def with_their_state(
+    flat: FlatGraph, bound: Iterable[tuple[int, int]], handles: Iterable[int]
+) -> tuple[DisjointSets, dict[Any, int]]:
+    """Sets of nodes that must be in one place, by edges that bind and by storage that handles share; the first handle of each storage."""
+    together, first = DisjointSets(len(flat)), dict[Any, int]()
+    for u, v in bound:
+        together.join(u, v)
+    for v in handles:
+        shared = storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
+        if shared is not None:
+            together.join(first.setdefault(shared, v), v)
+    return together, first
+
+
 def _places(flat: FlatGraph, ids: Ints) -> Ints:
     """The place of every node: its stream or HOST, such that what must be together is.
 
     What a resource or a reference binds goes where its handle is; a loop or cond goes where its first node is.
     """
     places = np.where(flat.host, HOST, ids).astype(np.int32)
-    together = DisjointSets(len(flat))
     bound = binding_edges(flat)
     handles = {u for u, _ in bound}
     tied = handles | {v for _, v in bound}
-    for u, v in bound:
-        together.join(u, v)
-    stored: dict[Any, int] = {}
-    for v in sorted(handles):
-        shared = storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
-        if shared is not None:
-            together.join(stored.setdefault(shared, v), v)
+    together, _ = with_their_state(flat, bound, sorted(handles))
     first: dict[int, int] = {}
     in_regions = np.flatnonzero((flat.region >= 0) & ~flat.host).tolist()
     for v in in_regions:
