@@ -113,13 +113,13 @@ def measure(arguments: argparse.Namespace, row: dict[str, Any]) -> Any:
     variants: list[Variant] = []
     try:
         variants = variants_of(arguments, flat, training, batch)
-        yield {"step": run(arguments, variants, lambda seed: training.feeds(batch, seed)).to_dict()}
+        yield {"step": document.plain(run(arguments, variants, lambda seed: training.feeds(batch, seed)))}
     except Exception as problem:
         traceback.print_exc()
         yield {"error": str(problem)}
     if "inference" not in arguments.without:
         try:
-            yield {"inference": inference(arguments, training, batch).to_dict()}
+            yield {"inference": document.plain(inference(arguments, training, batch))}
         except Exception as problem:
             traceback.print_exc()
             yield {"inference_error": str(problem)}

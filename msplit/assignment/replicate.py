@@ -266,15 +266,7 @@ def _check(replication: Replication) -> None:
 
 def _like(model: Model, path: Path) -> Model:
     """A model that differs from another one in constants alone."""
-    choice = model.choice
-    other = formats.read(
-        path,
-        tags=choice.tags,
-        signature=choice.signature,
-        inputs=choice.inputs,
-        outputs=choice.outputs,
-        record=False,
-    )
+    other = formats.read(path, **vars(model.choice), record=False)
     if formats.structure_hash(other) != formats.structure_hash(model):
         raise LoadError(
             f"is not the same graph as {model.path}: more than its constants differ",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -202,12 +203,9 @@ class _Sides:
         more = {f"{self.name(key)} (given)": (key, value) for key, value in given.items()}
         flat = replace(flat, inputs=(*flat.inputs, *(Tensor(name, *key) for name, (key, _) in more.items())))
         feeds = {**self.feeds, **{name: value for name, (_, value) in more.items()}}
-        executable = CUDA.build(self._job(flat, feeds, kernels))
-        try:
+        with closing(CUDA.build(self._job(flat, feeds, kernels))) as executable:
             outputs = executable.step(feeds)
             return outputs, executable.save_state()
-        finally:
-            executable.close()
 
     def _job(self, flat: FlatGraph, feeds: Arrays, kernels: KernelMode) -> Job:
         return Job(

@@ -138,13 +138,7 @@ def command(
     ruleset = None if settings.rules is None else rule_sets.load(settings.rules, streams=settings.streams)
     plan_file = None if settings.plan is None else planfile.load(settings.plan)
     known = () if settings.baseline is None or write_baseline is not None else baselines.load(settings.baseline)
-    old = (
-        None
-        if against is None
-        else formats.read(
-            against, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs
-        )
-    )
+    old = None if against is None else formats.read(against, **vars(choice))
     reports: list[Report] = []
     unread = 0
     for model in models:

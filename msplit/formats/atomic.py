@@ -37,7 +37,7 @@ from weakref import WeakValueDictionary
 
 from msplit import progress
 from msplit.errors import WriteError
-from msplit.formats.files import refuse_target
+from msplit.formats.files import descriptor_of, refuse_target
 
 NAME = ".msplit.lock"
 """The file that is locked in a folder of checkpoints while a process writes there; it says which one does."""
@@ -319,8 +319,7 @@ def write_pieces(
         mode: Its permissions; None for what the process's umask leaves of `made_with`.
         made_with: Permissions that it is made with.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, made_with)
-    try:
+    with descriptor_of(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, made_with) as descriptor:
         for piece in pieces:
             with memoryview(piece) as view:
                 written = 0
@@ -329,8 +328,6 @@ def write_pieces(
         if mode is not None:
             os.fchmod(descriptor, mode)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def append_bytes(path: str | Path, data: bytes) -> None:
@@ -341,11 +338,8 @@ def append_bytes(path: str | Path, data: bytes) -> None:
         WriteError: What is there is a device, a pipe or a socket.
     """
     refuse_target(path)
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with descriptor_of(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) as file:
         os.write(file, data)
-    finally:
-        os.close(file)
 
 
 def _put(temporary: Path, target: Path, *, force: bool) -> None:
@@ -405,21 +399,14 @@ def _renameat2(source: Path, target: Path, flag: int) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        # Some file systems can not sync a folder; the rename itself is done.
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    # Some file systems can not sync a folder; the rename itself is done.
+    with descriptor_of(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor, contextlib.suppress(OSError):
+        os.fsync(descriptor)
 
 
 def _sync_file(path: str | Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with descriptor_of(path, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sync_tree(root: Path) -> None:

@@ -185,26 +185,24 @@ def verify(path: str | os.PathLike[str], manifest: Manifest) -> None:
         LoadError: That.
     """
     folder = Path(path)
+
+    def refused(what: str) -> LoadError:
+        fix = "take their right to write away (chmod -R go-w), copy it to a folder of your own, or run as its owner"
+        return LoadError(what, where=str(path), fix=fix)
+
     for place in (folder, folder / KERNELS):
         try:
             why = writers(place)
         except (OSError, RuntimeError) as problem:
             why = str(problem)
         if why:
-            raise LoadError(
-                f"the build is not opened, for it is a program and {why}",
-                where=str(path),
-                fix="take their right to write away (chmod -R go-w), copy it to a folder of your own, or run as its owner",
-            )
+            raise refused(f"the build is not opened, for it is a program and {why}")
     for name, expected in {MANIFEST: None, **manifest.files}.items():
         try:
             info = (folder / name).lstat()
             if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o022 or info.st_uid not in (0, os.getuid()):
-                raise LoadError(
-                    f"{name} is not opened, for it is part of a program and somebody else may write to it, or it is no regular file",
-                    where=str(path),
-                    fix="take their right to write away (chmod -R go-w), copy it to a folder of your own, or run as its owner",
-                )
+                why = "for it is part of a program and somebody else may write to it, or it is no regular file"
+                raise refused(f"{name} is not opened, {why}")
             found = None if name == MANIFEST else _hash(folder / name)
         except OSError as error:
             raise LoadError(f"{name} can not be read: {error.strerror}", where=str(path), fix=_REMAKE) from None

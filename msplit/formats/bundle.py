@@ -61,7 +61,7 @@ class Checkpoint:
     """
 
     def __init__(self, prefix: Path) -> None:
-        self.prefix = prefix
+        self.prefix, where = prefix, f"{prefix}.index"
         self._entries: dict[str, Any] | None = None
         self._shards: dict[int, NDArray[np.uint8]] = {}
         self._slices: list[tuple[str, Any]] = []
@@ -69,23 +69,19 @@ class Checkpoint:
         self._verified: set[tuple[int, int, int, int]] = set()
         self._tensorflow: Any = None
         try:
-            self._entries, self._slices, self._shard_count = _entries(read_bytes(f"{prefix}.index", _MOST_INDEX))
+            self._entries, self._slices, self._shard_count = _entries(read_bytes(where, _MOST_INDEX))
         except NotSupported:
             self._open_with_tensorflow()
         except EOFError:
             raise LoadError(
-                f"the index of the checkpoint is longer than {_MOST_INDEX >> 20} MiB", where=f"{prefix}.index"
+                f"the index of the checkpoint is longer than {_MOST_INDEX >> 20} MiB", where=where
             ) from None
         except FileNotFoundError:
-            raise LoadError("there is no checkpoint", where=f"{prefix}.index", fix="copy the whole model") from None
+            raise LoadError("there is no checkpoint", where=where, fix="copy the whole model") from None
         except OSError as error:
-            raise LoadError(f"can not be read: {error.strerror}", where=f"{prefix}.index") from None
+            raise LoadError(f"can not be read: {error.strerror}", where=where) from None
         except (ValueError, IndexError) as error:
-            raise LoadError(
-                f"the index of the checkpoint is damaged: {error}",
-                where=f"{prefix}.index",
-                fix=_FIX,
-            ) from None
+            raise LoadError(f"the index of the checkpoint is damaged: {error}", where=where, fix=_FIX) from None
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries if self._entries is not None else bool(self._tensorflow.has_tensor(key))

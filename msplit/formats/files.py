@@ -17,6 +17,7 @@ import re
 import select
 import stat
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
@@ -109,9 +110,18 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     return data
 
 
-def _from_pipe(path: str | os.PathLike[str], most: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+@contextmanager
+def descriptor_of(path: str | os.PathLike[str], flags: int, made_with: int = 0o666) -> Iterator[int]:
+    """The descriptor of a file, opened with `flags` and not handed on to other programs; closed afterwards."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, made_with)
     try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _from_pipe(path: str | os.PathLike[str], most: int) -> bytes:
+    with descriptor_of(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         data = bytearray()
@@ -123,8 +133,6 @@ def _from_pipe(path: str | os.PathLike[str], most: int) -> bytes:
                 break
             data += part
         return bytes(data)
-    finally:
-        os.close(descriptor)
 
 
 def read_text(path: Path, most: int) -> str:
@@ -444,8 +452,6 @@ def writers(path: Path) -> str | None:
     What is not there yet will be made by this user. A folder in which nobody may remove what is another's (``/tmp``) is no danger to what
     is inside of it.
     """
-    if os.name != "posix":
-        return None
     place = path.absolute()
     held = place.resolve()
     for one in dict.fromkeys((held, *held.parents, place, *place.parents)):

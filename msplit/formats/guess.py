@@ -114,18 +114,21 @@ def _behind_queues(graph: Graph, inputs: list[int]) -> tuple[list[int], list[End
     return [node for node in inputs if needed[node]], fed
 
 
-def left_out_text(model: Model, most: int = 3) -> str:
+_SHOWN = 3
+
+
+def left_out_text(model: Model) -> str:
     """Sentence on what a guess did not take: most of the graph, or sinks; "" where nothing was guessed or left out."""
     names = model.left_out or ()
     if model.left_out is not None and (nodes := _mostly_left_out(model)):
         return (
-            f"{nodes}, such as {', '.join(names[:most])}; --part outputs= names others"
+            f"{nodes}, such as {', '.join(names[:_SHOWN])}; --part outputs= names others"
             if names
             else f"{nodes}; --part outputs= names them"
         )
     if not names:
         return ""
-    listed = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     return (
         f"nothing reads {listed}, and {'they are' if len(names) > 1 else 'it is'} no output all the same: inside of a loop or a cond, a "
         "handle, or left over from training, logs or assertions; --part outputs= names others"

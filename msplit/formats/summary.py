@@ -7,6 +7,7 @@ A hash that tells whether two files hold the same graph, whatever streams their 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -154,9 +155,7 @@ def graph_hash(model: Model) -> str:
 
 def _without_id(node: Any) -> bytes:
     if STREAM_ID in node.attr:
-        copy = type(node)()
-        copy.CopyFrom(node)
-        node = copy
+        node = copy.deepcopy(node)
         del node.attr[STREAM_ID]
     data: bytes = node.SerializeToString(deterministic=True)
     return data
@@ -205,8 +204,7 @@ def _digest(model: Model, of_node: Callable[[Any], bytes], of_function: Callable
 
 def _header(function: Any) -> Iterable[bytes]:
     """All of a function but its nodes."""
-    header = type(function)()
-    header.CopyFrom(function)
+    header = copy.deepcopy(function)
     del header.node_def[:]
     yield header.SerializeToString(deterministic=True)
 

@@ -292,6 +292,12 @@ def add_node(graph_def: Any, name: str, op: str, inputs: Sequence[str] = (), **a
             _fill(attr.tensor, *value)
 
 
+def add_copy(nodes: Any, node: Any) -> Any:
+    """Adds a copy of a node to a field of nodes, and gives it."""
+    nodes.append(node)
+    return nodes[-1]
+
+
 def _fill(tensor: Any, dtype: str, value: Any) -> None:
     tensor.dtype = dtype_number(dtype)
     array = np.asarray(value, numpy_dtype(dtype))

@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Container, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from msplit.formats.atomic import (
     write_folder_atomic,
     write_pieces,
 )
-from msplit.formats.files import name_of, open_regular
+from msplit.formats.files import descriptor_of, name_of, open_regular
 from msplit.formats.model import STREAM_ID, AssignmentRecord, Format, Model, meta_graphs
 from msplit.formats.reader import FINGERPRINT, SAVED_MODEL_FILES
 from msplit.formats.wire import MAX_BYTES
@@ -130,8 +131,7 @@ def copy(items: list[Item], folder: Path) -> None:
 
 def _copy_file(item: Item, target: Path) -> None:
     mode = stat.S_IMODE(item.info.st_mode) & 0o777
-    out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
+    with descriptor_of(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as out:
         try:
             file = open_regular(item.source)
         except OSError as error:
@@ -139,8 +139,6 @@ def _copy_file(item: Item, target: Path) -> None:
         with file:
             _copy_bytes(file.fileno(), out, item.info.st_size)
         os.utime(out, ns=(item.info.st_atime_ns, item.info.st_mtime_ns))
-    finally:
-        os.close(out)
 
 
 def _copy_bytes(source: int, target: int, size: int) -> None:
@@ -340,8 +338,7 @@ def _check_record_place(target: Path, *, force: bool) -> None:
 
 def _annotated(model: Model, ids: Mapping[tuple[str | None, str], int | None]) -> tuple[Any, int, int, int]:
     """A copy of the model's message with ids, how many are new, how many were changed, and how many were removed."""
-    message = type(model.proto)()
-    message.CopyFrom(model.proto)
+    message = deepcopy(model.proto)
     around = meta_graphs(model.format, message)[model.meta_graph]
     graph_def = message if around is None else around.graph_def
     by_function: dict[str | None, dict[str, int | None]] = {}

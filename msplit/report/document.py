@@ -147,7 +147,7 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return value
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def picked(value: object, *keys: str) -> dict[str, Any]:

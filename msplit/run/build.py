@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -364,11 +364,9 @@ def values_of(loaded: LoadedBuild, source: Any, rows: Any) -> tuple[Renewal, lis
     options = EngineOptions(device=new.place, measure=manifest.measured)
     for bucket in manifest.rungs:
         one = new.restored[bucket.program]
-        running = renewal.beside(one.compiled, one.plan, options, ieee=Precision(manifest.precision).ieee)
-        try:
+        made = renewal.beside(one.compiled, one.plan, options, ieee=Precision(manifest.precision).ieee)
+        with closing(made) as running:
             checks.append(verify_step(running.step, new.references[bucket.program], manifest))
-        finally:
-            running.close()
     programs = [[each.restored[one.program].compiled.program for one in each.manifest.rungs] for each in (loaded, new)]
     return renewal.Renewal.of(*programs), checks
 

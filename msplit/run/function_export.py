@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,9 @@ def straighten(graph_def: Any) -> None:
         for node in body:
             if _COMPILED in node.attr and not changing.isdisjoint(_called(node)):
                 del node.attr[_COMPILED]
-    conds = _Conds(graph_def.library, {name: _copy(functions[name]) for name in functions}, changing)
+    conds = _Conds(graph_def.library, deepcopy(functions), changing)
     for name in sorted(changing):
         conds.straighten(functions[name], None)
-
-
-def _copy(message: Any) -> Any:
-    made = type(message)()
-    made.CopyFrom(message)
-    return made
 
 
 def _called(node: Any) -> Iterator[str]:
@@ -95,7 +90,7 @@ class _Conds:
         instead: dict[str, str] = {}  # of outputs of conds
         sides: dict[str, tuple[str, str]] = {}  # of conds
         nodes: list[Any] = []
-        for node in map(_copy, function.node_def):
+        for node in map(deepcopy, function.node_def):
             if self._writes(node) and self._is_plain(node) and self._fits(node):
                 for number in range(len(node.attr["Tout"].list.type)):
                     instead[f"{node.name}:output:{number}"] = f"{node.name}/chosen_{number}:output:0"
@@ -177,7 +172,7 @@ class _Conds:
         """Has a call say whether what it calls writes."""
         name = call.attr["f"].func.name
         if name not in self.guarded:
-            made = _copy(self.originals[name])
+            made = deepcopy(self.originals[name])
             made.signature.name = self.guarded[name] = f"{name}_only_if"
             made.attr.pop("_input_shapes", None)  # they have as many entries as arguments
             argument = made.signature.input_arg.add(name="only_if_it_is_so", type=_BOOL)

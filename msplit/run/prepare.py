@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -227,11 +227,8 @@ def _gain_over(ready: Running, alone: Variant) -> Ratio | None:
     try:
         if executable.device_times(1) is None:
             return None
-        other = alone.engine.build(alone.job)
-        try:
+        with closing(alone.engine.build(alone.job)) as other:
             ours, theirs = side_by_side([executable, other], ROUNDS, random.Random(0))
-        finally:
-            other.close()
     except BaseException:
         ready.close()
         raise

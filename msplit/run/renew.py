@@ -188,8 +188,7 @@ def _opened(source: Any, like: FlatGraph) -> FlatGraph:
         return source
     if not isinstance(source, str | os.PathLike):
         raise MsplitError(f"{type(source).__name__} has no values", fix="give a model, a checkpoint, or arrays by name")
-    choice = like.model.choice
-    return load(source, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs)
+    return load(source, **vars(like.model.choice))
 
 
 def _refuse_other(old: FlatGraph, new: FlatGraph) -> None:

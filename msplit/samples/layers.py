@@ -16,6 +16,7 @@ bytes back, on any machine that has NumPy and the protobuf classes (TensorFlow i
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -206,8 +207,7 @@ def strip(graph_def: Any, threshold: int = 4096) -> Any:
         graph_def: A graph made by `build`.
         threshold: Weights of at least this many bytes are stripped.
     """
-    stripped = type(graph_def)()
-    stripped.CopyFrom(graph_def)
+    stripped = copy.deepcopy(graph_def)
     for tensor, _, shape, dtype in _generated(stripped):
         if math.prod(shape) * dtype.itemsize >= threshold:
             _clear(tensor)
@@ -222,8 +222,7 @@ def fill(graph_def: Any) -> Any:
     Raises:
         ValueError: A recipe cannot be read, or belongs to a type that has no generator.
     """
-    filled = type(graph_def)()
-    filled.CopyFrom(graph_def)
+    filled = copy.deepcopy(graph_def)
     for tensor, recipe, shape, dtype in _generated(filled):
         _clear(tensor)
         tensor.tensor_content = generate(WeightRecipe.decode(recipe), shape, dtype).tobytes()

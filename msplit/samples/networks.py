@@ -298,11 +298,11 @@ def _application(
     # Keras numbers layers through the life of the process; equal calls must give equal names.
     keras.backend.clear_session()
     model = getattr(keras.applications, function)(weights=None, input_shape=(image, image, 3), classes=classes)
-    graph_def, output = _freeze(model, "image", (batch, image, image, 3), seed, gain)
+    graph_def, output = _freeze(model, (batch, image, image, 3), seed, gain)
     return Sample(name, graph_def, (SampleInput("image", "float32", (batch, image, image, 3)),), (output,))
 
 
-def _freeze(model: Any, input_name: str, shape: tuple[int | None, ...], seed: int, gain: float) -> tuple[Any, str]:
+def _freeze(model: Any, shape: tuple[int | None, ...], seed: int, gain: float) -> tuple[Any, str]:
     import numpy as np
 
     tf = tensorflow()
@@ -316,7 +316,7 @@ def _freeze(model: Any, input_name: str, shape: tuple[int | None, ...], seed: in
     def forward(x: Any) -> Any:
         return model(x, training=False)
 
-    concrete = forward.get_concrete_function(tf.TensorSpec(shape, tf.float32, name=input_name))
+    concrete = forward.get_concrete_function(tf.TensorSpec(shape, tf.float32, name="image"))
     frozen = convert_variables_to_constants_v2(concrete)
     graph_def = frozen.graph.as_graph_def()
     for node in graph_def.node:

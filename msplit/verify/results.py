@@ -163,22 +163,19 @@ class VariantResult:
         return next((ratio for ratio in self.ratios if ratio.over == label and ratio.clock == clock), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """By the keys of JSON; `report.document.plain` makes the rest of it."""
         clocks = {"host": self.host, "launch": self.launch, "device": self.device}
         measured = {clock: getattr(self, f"{clock}_times") for clock in clocks}
         return {
-            "label": self.label,
-            "engine": self.engine,
-            "streams": self.streams,
-            "asked": list(self.asked),
-            "facts": {key: plain(value) for key, value in self.facts.items()},
-            "checks": [check.to_dict() for check in self.checks],
-            "failed": self.failed,
+            **{
+                name: getattr(self, name)
+                for name in ("label", "engine", "streams", "asked", "facts", "checks", "failed")
+            },
             "skipped": self.skipped or None,
-            **{clock: one.to_dict() if one else None for clock, one in clocks.items()},
+            **clocks,
             "utilization_percent": self.utilization_percent,
-            "ratios": [ratio.to_dict() for ratio in self.ratios],
-            **{f"{clock}_times": list(times) for clock, times in measured.items()},
+            "ratios": self.ratios,
+            **{f"{clock}_times": times for clock, times in measured.items()},
             **{f"{clock}_times_us": _micros(times) for clock, times in measured.items()},
         }
 
@@ -213,34 +210,19 @@ class BenchResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """By the keys of JSON; `report.document.plain` makes the rest of it."""
         return {
             "schema_version": SCHEMA_VERSION,
             "kind": "bench",
             "failed": self.failed,
-            "baseline": self.baseline,
-            "settings": self.settings.to_dict(),
-            "environment": dict(self.environment),
-            "variants": [variant.to_dict() for variant in self.variants],
-            "warnings": list(self.warnings),
-            "diagnosis": list(self.diagnosis),
+            **{name: getattr(self, name) for name in ("baseline", "settings", "environment")},
+            **{name: getattr(self, name) for name in ("variants", "warnings", "diagnosis")},
         }
 
 
 def _micros(seconds: Sequence[float]) -> list[float]:
     """In µs, to the nanosecond, which no clock here tells apart."""
     return [round(value * 1e6, 3) for value in seconds]
-
-
-def plain(value: Any) -> Any:
-    """A fact as JSON can hold it."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 @dataclass(frozen=True, eq=False)

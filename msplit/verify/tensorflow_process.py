@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -136,7 +137,7 @@ def build(path: Path, choice: ReadOptions, given: Mapping[str, Any]) -> Executab
     if options.private_threads:  # read when a device is made
         os.environ["TF_GPU_THREAD_MODE"] = "gpu_private"
         os.environ["TF_GPU_THREAD_COUNT"] = str(options.private_threads)
-    flat = load(path, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs)
+    flat = load(path, **vars(choice))
     return TENSORFLOW.build(Job(flat=flat, **given))
 
 
@@ -239,11 +240,9 @@ def _of_initializers(flat: FlatGraph, names: tuple[str, ...], op_libraries: Sequ
     with phase("initializing variables in TensorFlow"):
         runtime.load_op_libraries(op_libraries)
         config = runtime.session_config(1, cpu_only=True, optimized=False)
-        session = SessionExecutable(model, replace(unplaced(flat), variables=names), config, ieee=True, facts={})
-        try:
+        placed = replace(unplaced(flat), variables=names)
+        with closing(SessionExecutable(model, placed, config, ieee=True, facts={})) as session:
             return session.save_state()
-        finally:
-            session.close()
 
 
 _TRIED = 4

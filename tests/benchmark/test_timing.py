@@ -17,6 +17,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.formats.cluster import parse
 from msplit.inputs.reference import Reference
+from msplit.report import document
 from msplit.verify.results import Settings, Variant
 from tests.inputs.graphs import flat_of, placeholder
 
@@ -422,7 +423,7 @@ def test_the_result_is_json():
         command=["msplit", "bench", "m.pb"],
         progress=lambda what, share: told.append((what, share)),
     )
-    data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    data = json.loads(json.dumps(document.plain(result), allow_nan=False))
     assert data["schema_version"] == 1
     assert data["environment"]["command"] == ["msplit", "bench", "m.pb"]
     assert data["environment"]["cpu"]["cores"] > 0

@@ -55,9 +55,9 @@ def connect(cluster: Cluster) -> tuple[str, ...]:
             raise _unreachable(absent, cluster, "can not be reached")
         master = cluster.workers[0]
         tf = runtime.tensorflow()
-        session = tf.compat.v1.Session(target(master), graph=tf.Graph(), config=config())
         try:
-            listed = [device.name for device in session.list_devices()]
+            with tf.compat.v1.Session(target(master), graph=tf.Graph(), config=config()) as session:
+                listed = [device.name for device in session.list_devices()]
         except tf.errors.OpError as error:
             # All listen, so that one of them is no TensorFlow, is stopped, or waits itself for a task at another address.
             raise EngineError(
@@ -65,8 +65,6 @@ def connect(cluster: Cluster) -> tuple[str, ...]:
                 where=cluster.source,
                 fix="all of its tasks must be TensorFlow servers that were started with the same addresses: msplit worker",
             ) from None
-        finally:
-            session.close()
     found: dict[Task, dict[str, list[int]]] = {task: {} for task in cluster.tasks}
     named = {task.name: task for task in cluster.tasks}
     for name in listed:

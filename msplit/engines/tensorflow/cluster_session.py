@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.dag import DisjointSets
 from msplit.core.graph import Ints
 from msplit.engines.base import Arrays, ClusterOptions, Executable, Job
 from msplit.engines.tensorflow import cluster as clusters
 from msplit.engines.tensorflow import variables
-from msplit.engines.tensorflow.placed import PlacedGraph, binding_edges, place
+from msplit.engines.tensorflow.placed import PlacedGraph, binding_edges, place, with_their_state
 from msplit.engines.tensorflow.runtime import errors_of, load_op_libraries, tensorflow
 from msplit.engines.variables import storage
 from msplit.errors import EngineError
@@ -225,14 +224,7 @@ def kept_by(flat: FlatGraph, servers: int, strategy: str, state: Mapping[str, ND
     found = np.full(len(flat), -1, np.int32)
     bound = binding_edges(flat)
     handles = [v for v, op in enumerate(flat.graph.ops) if op in VARIABLES]
-    together = DisjointSets(len(flat))
-    for u, v in bound:
-        together.join(u, v)
-    first: dict[Any, int] = {}
-    for v in handles:
-        shared = storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
-        if shared is not None:
-            together.join(first.setdefault(shared, v), v)
+    together, first = with_their_state(flat, bound, handles)
     members: dict[int, list[int]] = {}
     for v in sorted({*handles, *(v for edge in bound for v in edge)}):
         members.setdefault(together.find(v), []).append(v)

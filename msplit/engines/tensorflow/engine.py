@@ -11,6 +11,7 @@ import importlib.util
 import re
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -87,14 +88,7 @@ class TensorFlowEngine(Engine):
             return with_xla(job, facts)
         placed, more = _placed(job, single)
         with phase("opening a session"):
-            executable = SessionExecutable(
-                job.flat.model,
-                placed,
-                _config(job),
-                ieee=job.precision.ieee,
-                facts={**facts, **more},
-                timeout=own.timeout,
-            )
+            executable = _session(job, placed, _config(job), {**facts, **more})
             executable.load_state(job.state)
             return executable
 
@@ -109,19 +103,13 @@ class TensorFlowEngine(Engine):
         config.graph_options.optimizer_options.opt_level = (
             config.graph_options.optimizer_options.L0
         )  # it folds constants
-        with phase("asking where TensorFlow puts nodes"):
-            executable = SessionExecutable(
-                job.flat.model,
-                placed,
-                config,
-                ieee=job.precision.ieee,
-                facts={},
-                timeout=job.tensorflow.timeout,
-            )
-            try:
-                return executable.placement(job.feeds, placed.graph_def, _asked(job))
-            finally:
-                executable.close()
+        with phase("asking where TensorFlow puts nodes"), closing(_session(job, placed, config, {})) as executable:
+            return executable.placement(job.feeds, placed.graph_def, _asked(job))
+
+
+def _session(job: Job, placed: PlacedGraph, config: Any, facts: Mapping[str, Any]) -> SessionExecutable:
+    ieee, timeout = job.precision.ieee, job.tensorflow.timeout
+    return SessionExecutable(job.flat.model, placed, config, ieee=ieee, facts=facts, timeout=timeout)
 
 
 def _asked(job: Job) -> dict[str, str]:
@@ -215,12 +203,11 @@ def reference(
     Raises:
         EngineError: TensorFlow can not run the model.
     """
-    with phase("running the reference in TensorFlow"):
-        executable = session_on_cpu(flat, op_libraries=op_libraries, inlined=inlined, state=state)
-        try:
-            return executable.step(feeds)
-        finally:
-            executable.close()
+    with (
+        phase("running the reference in TensorFlow"),
+        closing(session_on_cpu(flat, op_libraries=op_libraries, inlined=inlined, state=state)) as executable,
+    ):
+        return executable.step(feeds)
 
 
 def session_on_cpu(

@@ -14,7 +14,7 @@ from msplit.engines.tensorflow.placed import PlacedGraph
 from msplit.engines.tensorflow.runtime import errors_of, silent_deprecations, tensorflow
 from msplit.engines.tensorflow.variables import callable_of
 from msplit.formats.decode import NodeAttrs
-from msplit.formats.tensors import add_node
+from msplit.formats.tensors import add_copy, add_node
 from msplit.opset.traits import ENTER, ITERATORS, MERGE, SWITCH, VARIABLES
 
 _LARGEST = 1 << 30
@@ -154,8 +154,7 @@ def _add(frozen: Any, node: Any, named: Mapping[str, str], depends: set[str]) ->
         return
     if "Variable" in node.op or node.op.startswith("Resource"):
         raise NotFrozen(f"{node.op} ({node.name})")
-    copy = frozen.node.add()
-    copy.CopyFrom(node)
+    copy = add_copy(frozen.node, node)
     copy.device = ""
     for key in [key for key in copy.attr if key.startswith("_")]:
         del copy.attr[key]

@@ -11,8 +11,9 @@ The gradient of a function of a graph's library, which a `SymbolicGradient` node
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from msplit.engines.variables import seeds, storage
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.functions import GRADIENT
-from msplit.formats.tensors import dtype_name
+from msplit.formats.tensors import add_copy, dtype_name
 from msplit.opset import schema
 from msplit.opset.traits import DRAWS, VARIABLES
 
@@ -98,8 +99,7 @@ def place(
     """
     graph_def, _ = _seeded(flat.model.graph_def)
     if graph_def is flat.model.graph_def:
-        graph_def = type(graph_def)()
-        graph_def.CopyFrom(flat.model.graph_def)
+        graph_def = copy.deepcopy(graph_def)
     places = _places(flat, ids)
     moved = int(np.count_nonzero((places != ids) & (places != HOST)))
     if pinned is not None:
@@ -178,8 +178,7 @@ def _nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
             node = _added(graph_def, flat, v)
             node.name = _unique(flat.graph.names[v], used)
         elif function is not None:
-            body_node, node = node, graph_def.node.add()
-            node.CopyFrom(body_node)
+            node = add_copy(graph_def.node, node)
             node.name = _unique(flat.graph.names[v], used)
             if "frame_name" in node.attr:  # each call runs its loops in frames of its own
                 node.attr["frame_name"].s = str(flat.graph.attrs[v]["frame_name"]).encode()
@@ -230,23 +229,30 @@ def _binds(flat: FlatGraph, node: int, port: int) -> bool:
     return dtype is not None and (dtype == "resource" or dtype.endswith("_ref"))
 
 
+def with_their_state(
+    flat: FlatGraph, bound: Iterable[tuple[int, int]], handles: Iterable[int]
+) -> tuple[DisjointSets, dict[Any, int]]:
+    """Sets of nodes that must be in one place, by edges that bind and by storage that handles share; the first handle of each storage."""
+    together, first = DisjointSets(len(flat)), dict[Any, int]()
+    for u, v in bound:
+        together.join(u, v)
+    for v in handles:
+        shared = storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
+        if shared is not None:
+            together.join(first.setdefault(shared, v), v)
+    return together, first
+
+
 def _places(flat: FlatGraph, ids: Ints) -> Ints:
     """The place of every node: its stream or HOST, such that what must be together is.
 
     What a resource or a reference binds goes where its handle is; a loop or cond goes where its first node is.
     """
     places = np.where(flat.host, HOST, ids).astype(np.int32)
-    together = DisjointSets(len(flat))
     bound = binding_edges(flat)
     handles = {u for u, _ in bound}
     tied = handles | {v for _, v in bound}
-    for u, v in bound:
-        together.join(u, v)
-    stored: dict[Any, int] = {}
-    for v in sorted(handles):
-        shared = storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
-        if shared is not None:
-            together.join(stored.setdefault(shared, v), v)
+    together, _ = with_their_state(flat, bound, sorted(handles))
     first: dict[int, int] = {}
     in_regions = np.flatnonzero((flat.region >= 0) & ~flat.host).tolist()
     for v in in_regions:
@@ -321,8 +327,7 @@ class _Clones:
         if key not in self.made:
             if constant_bytes(node) > self.limit:
                 return None
-            clone = self.graph_def.node.add()
-            clone.CopyFrom(node)
+            clone = add_copy(self.graph_def.node, node)
             clone.attr.pop("_class", None)
             clone.device = device
             clone.name = _unique(f"{node.name}__{'host' if place == HOST else f'stream_{place}'}", self.used)
@@ -341,13 +346,12 @@ def _seeded(graph_def: Any) -> tuple[Any, bool]:
     """The GraphDef, or a copy of it where random ops without a seed have one. And whether it is a copy."""
     if not any(_unseeded(node) for _, body in _bodies(graph_def) for node in body):
         return graph_def, False
-    copy = type(graph_def)()
-    copy.CopyFrom(graph_def)
-    for scope, body in _bodies(copy):
+    seeded = copy.deepcopy(graph_def)
+    for scope, body in _bodies(seeded):
         for node in body:
             if _unseeded(node):
                 node.attr["seed"].i, node.attr["seed2"].i = seeds(scope, node.name, 0, 0)
-    return copy, True
+    return seeded, True
 
 
 def _bodies(graph_def: Any) -> list[tuple[str, Any]]:

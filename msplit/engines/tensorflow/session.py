@@ -10,6 +10,7 @@ time: each takes the first track of its stream that is free.
 
 from __future__ import annotations
 
+import copy
 import functools
 import tempfile
 import threading
@@ -411,11 +412,10 @@ def _here(placed: PlacedGraph) -> PlacedGraph:
     graph_def = placed.graph_def
     if all(here(device) == device for device in {node.device for node in _nodes(graph_def)}):
         return placed
-    copy = type(graph_def)()
-    copy.CopyFrom(graph_def)
-    for node in _nodes(copy):
+    made = copy.deepcopy(graph_def)
+    for node in _nodes(made):
         node.device = here(node.device)
-    return replace(placed, graph_def=copy, changed=True)
+    return replace(placed, graph_def=made, changed=True)
 
 
 def _nodes(graph_def: Any) -> Iterator[Any]:
@@ -484,8 +484,7 @@ def _load_saved_model(session: Any, model: Model, placed: PlacedGraph) -> None:
         loader.load(session, list(model.tags), str(model.path.resolve()))
         return
     with tempfile.TemporaryDirectory(prefix="msplit-") as folder:
-        saved = type(model.proto)()
-        saved.CopyFrom(model.proto)
+        saved = copy.deepcopy(model.proto)
         saved.meta_graphs[model.meta_graph].graph_def.CopyFrom(placed.graph_def)
         (Path(folder) / "saved_model.pb").write_bytes(saved.SerializeToString())
         for entry in sorted(model.path.resolve().iterdir()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -140,11 +141,8 @@ def by_tensorflow(flat: FlatGraph, feeds: Sequence[Arrays], request: RunRequest)
             tensorflow=TensorFlowOptions(cpu=True),
             op_libraries=request.op_libraries,
         )
-        executable = TENSORFLOW.build(job)
-        try:
+        with closing(TENSORFLOW.build(job)) as executable:
             return by_steps(executable.step, feeds)
-        finally:
-            executable.close()
 
 
 def by_steps(step: Callable[[Arrays], Arrays], feeds: Sequence[Arrays]) -> list[Arrays]:

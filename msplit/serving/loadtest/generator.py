@@ -15,7 +15,6 @@ import hashlib
 import mmap
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -162,11 +161,7 @@ class RequestTable:
 
 def _memory(size: int) -> int:
     """A descriptor of memory without a name."""
-    if hasattr(os, "memfd_create"):
-        handle = os.memfd_create("msplit-load")
-    else:
-        with tempfile.TemporaryFile() as file:  # pragma: no cover
-            handle = os.dup(file.fileno())
+    handle = os.memfd_create("msplit-load")
     os.ftruncate(handle, size)
     return handle
 

@@ -213,10 +213,7 @@ class SessionTask(ProcessTask):
         Raises:
             EngineError: TensorFlow can not run the model so.
         """
-        label, choice = SESSIONS[self.kind][0], self.choice
-        flat = load_model(
-            self.model, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs
-        )
+        label, flat = SESSIONS[self.kind][0], load_model(self.model, **vars(self.choice))
         if self.kind == "batcher":
             settings = replace(self.settings, groups=self.groups)
             request = replace(self.request, engine=TENSORFLOW.name)
@@ -325,10 +322,7 @@ def load(
             model=str(flat.model.path if flat is not None else model),
             targets=(*results, *skipped),
             points=_points(bench),
-            seconds=settings.seconds,
-            warmup=settings.warmup,
-            repeat=settings.repeat,
-            rows=settings.rows,
+            **{name: getattr(settings, name) for name in ("seconds", "warmup", "repeat", "rows")},
             distinct=(len(ready.feeds), checker.told_apart()),
             checked_against=ready.source,
             tolerances=checker.tolerances,
