@@ -350,6 +350,10 @@ _VALUES = {
 }  # fmt: skip
 """Fields of a TensorProto that list values, by type; 8-bit and 4-bit floats are in `_FLOAT8`."""
 _FLOAT8 = 18
+_MOST_TEXT = 1 << 20
+"""Bytes of an input of strings that protobuf reads whole: objects take up to fifty times as many."""
+_DT_STRING, _OF_TEXTS = b"\x08\x07", {1, 2, 3, 8}
+"""Beginning of a TensorProto of strings, and the fields that it has: type, shape, version, and strings."""
 _ALL_VALUES = frozenset({_CONTENT, *range(5, 19)})
 
 
@@ -359,6 +363,8 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
     Raises:
         Refusal: It has no type that arrays have, or does not say its shape, or its values are where none of its type belong.
     """
+    if (found_texts := _texts(data, span, name, most)) is not None:
+        return found_texts
     rest, found = apart(data, span, _ALL_VALUES, f"TensorProto of input {name}", most + _SPARE, joined=True)
     proto = parsed(messages.TensorProto, rest)
     dtype = tensors.dtype_of(proto.dtype)
@@ -381,6 +387,27 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
     if own == _FLOAT8 and listed:
         listed = [_last(data, listed, own)]
     return _listed(data, listed, name, dtype, shape, fills=True)
+
+
+def _texts(data: bytes, span: Span, name: str, most: int) -> Input | None:
+    """An input of listed strings, which protobuf reads in a tenth of the time; None where it is another one, is so large that objects of
+    all that may be in it would take much memory, or has anything that may be wrong."""
+    _, kept_as, start, end = span
+    if kept_as != wire.LENGTH or end - start > _MOST_TEXT or data[start : start + 2] != _DT_STRING:
+        return None
+    try:
+        proto = messages.TensorProto.FromString(data[start:end])
+    except DecodeError:
+        return None
+    texts, dims = proto.string_val, [dim.size for dim in proto.tensor_shape.dim]
+    if not 0 < len(texts) <= most or {field.number for field, _ in proto.ListFields()} - _OF_TEXTS:
+        return None
+    if proto.dtype != _DT_STRING[1] or proto.tensor_shape.unknown_rank or min(dims, default=0) < 0:
+        return None
+    shape = _shape(dims, name)
+    if len(texts) != math.prod(shape):
+        return None
+    return Input(name, np.dtype(object), shape, len(texts), lambda: np.fromiter(texts[:], object, len(texts)))
 
 
 def _last(data: bytes, spans: Iterable[Span], number: int) -> Span:
