@@ -13,7 +13,8 @@ The last two have to be told, and the version before has to stay.
 
 - An answer is wrong where it is not that of the version that it names (HTTP: of any). A version never goes back.
 - A request is lost where it has no answer and no error within 30 s, and lost twice where a client that tries once more has none.
-- Memory (PSS of all processes, and of the GPU) may not grow: the least of the last third against that of the second.
+- Memory (PSS of all processes, and of the GPU) may not grow: that of the last third against that of the second, in windows without updates,
+  and of these the quarter that is lowest, since an update that begins late has two versions, and a process that was killed has none.
 - The longest pause that an update makes is the longest time of an answer in the seconds in which a version is taken over, beside that of
   a second without updates.
 
@@ -573,6 +574,7 @@ def soaked(args: argparse.Namespace) -> tuple[list[tuple[str, str]], list[str]]:
             end = min(end, args.started + args.within - ENDING)
             if end < begin + 3 * args.arm:
                 raise SystemExit(f"after {begin - args.started:.0f} s no time is left for a soak: give more --within")
+        args.seconds = end - begin
         config = {
             "port": server.port,
             "rest": server.rest,
@@ -593,14 +595,13 @@ def soaked(args: argparse.Namespace) -> tuple[list[tuple[str, str]], list[str]]:
         rollout = Rollout(args, server, base, builds)
         updating = threading.Thread(target=rollout.run, args=(begin, end))
         updating.start()
-        number, due = 0, begin + args.kill_every
+        due = begin + (args.kill_every // args.arm + 0.5) * args.arm
         while time.time() < end and server.process.poll() is None:
-            if args.kill_every and time.time() >= due and (gone := server.killed(args.kill)) is not None:
-                arm = arm_of(time.time() - begin, args.arm)
-                killed[f"killed, {arm}" if gone else "none to kill"] += 1
-                number += 1  # in turns in the middle of windows of both kinds
-                middle = (time.time() - begin + args.kill_every) // args.arm + 0.5
-                due = begin + (middle + (number + int(middle)) % 2) * args.arm
+            now = time.time() - begin
+            if args.kill_every and now >= due - begin and (gone := server.killed(args.kill)) is not None:
+                killed[f"killed, {arm_of(now, args.arm)}" if gone else "none to kill"] += 1
+                window, later = now // args.arm, (now + args.kill_every) // args.arm
+                due = begin + (later + (later - window + 1) % 2 + 0.5) * args.arm  # in a window of the other kind
             time.sleep(0.05)
         counts = Counts()
         for one in clients:
@@ -674,11 +675,11 @@ def judged(
     for place, name in ((0, "host"), (1, "GPU")):
         if any(one[place] for one in minutes.values()):
             rows.append((f"MiB of the {name} by minute", " ".join(f"{one[place]:,}" for one in minutes.values())))
-    third = len(server.memory) // 3
+    calm = [one for one in server.memory if arm_of(one[0] - begin, args.arm) != "with updates"] or server.memory
+    middle, last = ([one for one in calm if a <= 3 * (one[0] - begin) / args.seconds < a + 1] for a in (1, 2))
     for place, name in ((1, "host memory, MB"), (2, "GPU memory, MB")):
-        if third and any(one[place] for one in server.memory):
-            before = min(one[place] for one in server.memory[third : 2 * third]) / 1e6
-            after = min(one[place] for one in server.memory[2 * third :]) / 1e6
+        if middle and last and any(one[place] for one in server.memory):
+            before, after = (float(np.percentile([one[place] for one in part], 25)) / 1e6 for part in (middle, last))
             rows.append(
                 (name, f"{before:,.0f}, then {after:,.0f}; most {max(one[place] for one in server.memory) / 1e6:,.0f}")
             )
