@@ -13,8 +13,8 @@ The last two have to be told, and the version before has to stay.
 
 - An answer is wrong where it is not that of the version that it names (HTTP: of any). A version never goes back.
 - A request is lost where it has no answer and no error within 30 s, and lost twice where a client that tries once more has none.
-- Memory (PSS of all processes, and of the GPU) may not grow: that of the last third against that of the second, in windows without updates,
-  and of these the quarter that is lowest, since an update that begins late has two versions, and a process that was killed has none.
+- Memory (PSS of all processes, and of the GPU) may not grow: the lower quartile of the last third, while no version is opened or closed,
+  against that of the second; not the least, since a process that was killed has none for a moment.
 - The longest pause that an update makes is the longest time of an answer in the seconds in which a version is taken over, beside that of
   a second without updates.
 
@@ -347,6 +347,8 @@ def client(config: dict[str, Any]) -> None:
     """A client process: some threads that ask. Prints what they saw."""
     made = pickle.loads(Path(config["made"]).read_bytes())
     every = [Asking(config, made, config["seed"] * 1000 + number) for number in range(config["threads"])]
+    print("ready", flush=True)
+    config |= json.loads(sys.stdin.readline())
     threads = [threading.Thread(target=one.run) for one in every]
     for thread in threads:
         thread.start()
@@ -472,7 +474,7 @@ class Rollout:
         self.number, self.served, self.turn = 1, 1, 0
         self.done, self.problems, self.took = Counter[str](), list[str](), list[float]()
         self.longest, self.begin, self.end = 0.0, 0.0, 0.0
-        self.spans = list[tuple[float, float]]()
+        self.spans, self.busy = list[tuple[float, float]](), list[tuple[float, float]]()
 
     def run(self, begin: float, end: float) -> None:
         due, arm = begin, self.args.arm
@@ -490,6 +492,7 @@ class Rollout:
                 self.update(how)
             except Exception as problem:
                 self.problems.append(f"{how}: {type(problem).__name__}: {problem}")
+            self.busy.append((now, time.time()))
             if time.time() < end:
                 self.longest = max(self.longest, time.time() - now)
 
@@ -568,30 +571,27 @@ def soaked(args: argparse.Namespace) -> tuple[list[tuple[str, str]], list[str]]:
     try:
         server.wait()
         threading.Thread(target=server.watch, daemon=True).start()
-        begin = time.time() + 3.0  # until then clients have their imports done
+        config = {"port": server.port, "rest": server.rest, "arm": args.arm, "made": str(made)}
+        config |= {"threads": args.threads, "pause": args.threads * args.clients / args.rate if args.rate else 0.0}
+        for number in range(args.clients):
+            command = [sys.executable, __file__, "--client", json.dumps({**config, "seed": number})]
+            env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            clients.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env))
+        for one in clients:
+            assert one.stdout is not None
+            if one.stdout.readline() != "ready\n":
+                raise SystemExit("a client can not ask")
+        begin = time.time() + 0.5
         end = begin + args.seconds
         if args.within:  # some seconds are left for the last answers, and to end the server
             end = min(end, args.started + args.within - ENDING)
             if end < begin + 3 * args.arm:
                 raise SystemExit(f"after {begin - args.started:.0f} s no time is left for a soak: give more --within")
         args.seconds = end - begin
-        config = {
-            "port": server.port,
-            "rest": server.rest,
-            "begin": begin,
-            "end": end,
-            "arm": args.arm,
-            "made": str(made),
-        }
-        config |= {"threads": args.threads, "pause": args.threads * args.clients / args.rate if args.rate else 0.0}
-        for number in range(args.clients):
-            text = json.dumps({**config, "seed": number})
-            command = [sys.executable, __file__, "--client", text]
-            clients.append(
-                subprocess.Popen(
-                    command, stdout=subprocess.PIPE, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-                )
-            )
+        for one in clients:
+            assert one.stdin is not None
+            one.stdin.write(json.dumps({"begin": begin, "end": end}) + "\n")
+            one.stdin.flush()
         rollout = Rollout(args, server, base, builds)
         updating = threading.Thread(target=rollout.run, args=(begin, end))
         updating.start()
@@ -642,8 +642,9 @@ def judged(
         told = ", ".join(f"p{100 * share:g} {quantile(times, share):,.2f}" for share in (0.5, 0.99, 0.999, 1.0))
         rows.append((f"ms, {arm}", told))
         tails[arm] = quantile(times, 0.999)
-    tail = tails.get("with updates", 0.0) / max(tails.get("without", 0.0), 1e-6)
-    rows.append(("p99.9 with updates, of that without", f"{tail:.2f}"))
+    tail = tails["with updates"] / tails["without"] if {"with updates", "without"} <= tails.keys() else 0.0
+    if tail:
+        rows.append(("p99.9 with updates, of that without", f"{tail:.2f}"))
     quiet = [ms for second, ms in counts.worst.items() if arm_of(second, args.arm) == "without"]
     taking = [
         max([0.0, *(counts.worst.get(second, 0.0) for second in range(int(a - 1), int(b) + 2))])
@@ -675,11 +676,15 @@ def judged(
     for place, name in ((0, "host"), (1, "GPU")):
         if any(one[place] for one in minutes.values()):
             rows.append((f"MiB of the {name} by minute", " ".join(f"{one[place]:,}" for one in minutes.values())))
-    calm = [one for one in server.memory if arm_of(one[0] - begin, args.arm) != "with updates"] or server.memory
-    middle, last = ([one for one in calm if a <= 3 * (one[0] - begin) / args.seconds < a + 1] for a in (1, 2))
+    calm = [one for one in server.memory if not any(a <= one[0] <= b + 2.0 for a, b in rollout.busy)]
+    thirds = [
+        [one for one in calm if third <= 3 * (one[0] - begin) / args.seconds < third + 1]
+        or [one for one in server.memory if third <= 3 * (one[0] - begin) / args.seconds < third + 1]
+        for third in (1, 2)
+    ]
     for place, name in ((1, "host memory, MB"), (2, "GPU memory, MB")):
-        if middle and last and any(one[place] for one in server.memory):
-            before, after = (float(np.percentile([one[place] for one in part], 25)) / 1e6 for part in (middle, last))
+        if all(thirds) and any(one[place] for one in server.memory):
+            before, after = (float(np.percentile([one[place] for one in part], 25)) / 1e6 for part in thirds)
             rows.append(
                 (name, f"{before:,.0f}, then {after:,.0f}; most {max(one[place] for one in server.memory) / 1e6:,.0f}")
             )
