@@ -1,17 +1,22 @@
 """Soak of `msplit serve`: mixed load while versions come and go, broken ones among them, and processes are killed. Every answer is checked.
 
     python benchmarks/soak_server.py --seconds 60                                     # simulated, as in CI
-    python benchmarks/soak_server.py --device cuda --model mmoe.pb --seconds 540 --every 10 --kill-every 60 --rate 1000 --arm 30
+    python benchmarks/soak_server.py --device cuda --table-mib 1900 --seconds 540 --within 590 --arm 30 --every 10 --kill-every 60 \
+        --rate 1000 --clients 6 --serve '--pool fronts=4' --workers 0 --kill msplit.serving.server.front --tail 1.1 --least 100000
 
 Builds of a model with several sets of weights are made first, or taken from OUT, and the answers of each to all prepared requests. Then
 client processes ask over gRPC (TensorFlow Serving's and KServe's protocol) and HTTP: one row, a few, more than the largest step has, wrong
-requests, and such with a deadline that is over at once. Time is divided into windows with and without updates, in turns. In those with,
-every so many seconds a new version is written into the server's folder: at once, file by file, with a damaged file, or with weights that
-give other answers than the build's own. The last two have to be told, and the version before has to stay.
+requests, and such with a deadline that is over at once. Time is divided into windows with and without updates, in turns, after a first one
+that warms up; processes are killed in the middle of windows of both kinds. In those with updates, every so many seconds a new version is
+written into the server's folder: at once, file by file, with a damaged file, or with weights that give other answers than the build's own.
+The last two have to be told, and the version before has to stay.
 
 - An answer is wrong where it is not that of the version that it names (HTTP: of any). A version never goes back.
 - A request is lost where it has no answer and no error within 30 s, and lost twice where a client that tries once more has none.
-- Memory (PSS of all processes, and of the GPU) may not grow: the least of the last third against that of the second.
+- Memory (PSS of all processes, and of the GPU) may not grow: the lower quartile of the last third, while no version is opened or closed,
+  against that of the second; not the least, since a process that was killed has none for a moment.
+- The longest pause that an update makes is the longest time of an answer in the seconds in which a version is taken over, beside that of
+  a second without updates.
 
 The table comes last, and the exit code is 1 where anything of it is not as it should be. It needs no TensorFlow.
 """
@@ -19,8 +24,8 @@ The table comes last, and the exit code is 1 where anything of it is not as it s
 from __future__ import annotations
 
 import argparse
-import hashlib
 import http.client
+import importlib.util
 import json
 import math
 import os
@@ -40,6 +45,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +66,16 @@ BUILDS, DISTINCT = 3, 16
 PATIENCE = 30.0
 """Seconds after which a request counts as lost, and ten of which a version may take."""
 CLOSE = {"rtol": 2e-3, "atol": 2e-3}
+TYPES = {np.dtype(np.float32): 1, np.dtype(np.int32): 3}
+WIDTH, IDS, DENSE = 64, 8, 16
+"""Numbers of a row of each table of the large model, its tables, and its other inputs."""
 KINDS = {"one row": 8, "many rows": 2, "KServe": 4, "HTTP": 3, "wrong": 1, "late": 1}
 """How often each is asked."""
 TURNS = ("at once", "other answers", "file by file", "at once", "damaged", "at once")
 """How versions come, in turns."""
 AVAILABLE, END = 30, 50
+ENDING = 45.0
+"""Seconds that are left for the end of all."""
 STEPS = 200
 """Buckets of latency for a factor of ten: each is 1.2 % wide."""
 
@@ -72,26 +83,72 @@ STEPS = 200
 # --- What is served, and what it should answer
 
 
+def large(path: Path, mib: int) -> Path:
+    """Writes a model of tables of so many MiB in all: rows looked up by ids, beside other inputs, and two layers on top."""
+    graph, rng = schema.graph_pb2.GraphDef(), np.random.default_rng(0)
+    rows = mib * (1 << 20) // (4 * WIDTH * IDS)
+
+    def node(name: str, op: str, inputs: Sequence[str] = (), **attributes: Any) -> str:
+        made = graph.node.add(name=name, op=op, input=inputs)
+        for key, value in attributes.items():
+            if isinstance(value, np.ndarray):
+                tensor = made.attr[key].tensor
+                tensor.dtype, tensor.tensor_content = TYPES[value.dtype], value.tobytes()
+                for size in value.shape:
+                    tensor.tensor_shape.dim.add(size=size)
+            elif isinstance(value, tuple):
+                for size in value:
+                    made.attr[key].shape.dim.add(size=size)
+            else:
+                made.attr[key].type = value
+        return name
+
+    def constant(name: str, value: np.ndarray) -> str:
+        return node(name, "Const", value=value, dtype=TYPES[value.dtype])
+
+    parts = [node("dense", "Placeholder", dtype=1, shape=(-1, DENSE))]
+    axis = constant("axis", np.array(0, np.int32))
+    for number in range(IDS):
+        ids = node(f"id_{number}", "Placeholder", dtype=9, shape=(-1,))
+        few = rng.standard_normal((997, WIDTH), np.float32)
+        table = constant(f"table_{number}", np.resize(few, (rows, WIDTH)))
+        types = {"Tparams": 1, "Tindices": 9, "Taxis": 3}
+        parts.append(node(f"rows_{number}", "GatherV2", (table, ids, axis), **types))
+    last = constant("last", np.array(1, np.int32))
+    hidden = node("all", "ConcatV2", (*parts, last), T=1, Tidx=3)
+    sizes = (WIDTH * IDS + DENSE, 128, 8)
+    for number, (width, units) in enumerate(pairwise(sizes)):
+        weights = rng.standard_normal((width, units), np.float32) / np.float32(np.sqrt(width))
+        hidden = node(f"product_{number}", "MatMul", (hidden, constant(f"weights_{number}", weights)), T=1)
+        hidden = node(("hidden", "score")[number], ("Relu", "Sigmoid")[number], (hidden,), T=1)
+    next(one for one in graph.node if one.name == "all").attr["N"].i = len(parts)
+    path.write_bytes(graph.SerializeToString())
+    return path
+
+
 def versions(args: argparse.Namespace) -> list[Path]:
     """Builds of the model, which differ in their weights."""
     found = []
-    graph = schema.graph_pb2.GraphDef.FromString(args.model.read_bytes())
+    model = large(args.out / f"large-{args.table_mib}.pb", args.table_mib) if args.table_mib else args.model
     for number in range(BUILDS):
-        made = args.out / f"{args.model.stem}-{args.device}-{number}.build"
+        made = args.out / f"{model.stem}-{args.device}-{number}.build"
         if not made.is_dir():
             rng = np.random.default_rng(number)
-            own = schema.graph_pb2.GraphDef.FromString(graph.SerializeToString())
+            own = schema.graph_pb2.GraphDef.FromString(model.read_bytes())
             for node in own.node:
                 tensor = node.attr["value"].tensor if node.op == "Const" else None
                 if tensor is not None and tensor.dtype == 1 and len(tensor.tensor_content) > 64:
                     values = np.frombuffer(tensor.tensor_content, np.float32)
-                    tensor.tensor_content = (values * rng.uniform(0.5, 1.5, values.shape)).astype(np.float32).tobytes()
-            path = args.out / f"{args.model.stem}-{number}.pb"
+                    by = np.resize(rng.uniform(0.5, 1.5, 4099).astype(np.float32), values.shape)
+                    tensor.tensor_content = (values * by).tobytes()
+            path = args.out / f"{model.stem}-{number}.pb"
             path.write_bytes(own.SerializeToString())
-            fast = {"effort": "fast"} if args.device == "cpu" else {}
+            known = importlib.util.find_spec("tensorflow") is not None and not args.table_mib
+            fast = {} if known and args.device == "cuda" else {"effort": "fast"}
             msplit.build(
                 path, made, engine="cuda", device=args.device, batches=args.batches, streams=args.streams, **fast
             )
+            path.unlink()
         found.append(made)
     return found
 
@@ -123,13 +180,19 @@ def same(found: Any, expected: Any) -> bool:
     )
 
 
+def copied(build: Path, to: Path) -> None:
+    """Copies a build whose files nobody changes."""
+    shutil.copytree(build, to, copy_function=os.link)
+
+
 def spoilt(build: Path, other: Path, to: Path) -> Path:
     """A build with the weights of another, as whole as any, whose answers are not those that it was verified with."""
-    shutil.copytree(build, to)
-    shutil.copyfile(other / WEIGHTS, to / WEIGHTS)
+    copied(build, to)
+    (to / WEIGHTS).unlink()
+    os.link(other / WEIGHTS, to / WEIGHTS)
     said = json.loads((to / MANIFEST).read_text())
-    data = (to / WEIGHTS).read_bytes()
-    said["files"][WEIGHTS] = [len(data), hashlib.sha256(data).hexdigest()]
+    said["files"][WEIGHTS] = json.loads((other / MANIFEST).read_text())["files"][WEIGHTS]
+    (to / MANIFEST).unlink()
     (to / MANIFEST).write_text(json.dumps(said, indent=1, sort_keys=True))
     return to
 
@@ -139,13 +202,14 @@ def spoilt(build: Path, other: Path, to: Path) -> Path:
 
 @dataclass
 class Counts:
-    """What a client saw, by window: with updates, and without."""
+    """What a client saw, by window: with updates, and without. `worst` has the longest time of an answer, in ms, by the second of it."""
 
     asked: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     bad: Counter[str] = field(default_factory=Counter)
     says: list[str] = field(default_factory=list)
     times: dict[str, Counter[int]] = field(default_factory=dict)
+    worst: dict[int, float] = field(default_factory=dict)
 
     def add(self, other: dict[str, Any]) -> None:
         self.asked.update(other["asked"])
@@ -154,6 +218,8 @@ class Counts:
         self.says = (self.says + other["says"])[:5]
         for arm, times in other["times"].items():
             self.times.setdefault(arm, Counter()).update({int(key): count for key, count in times.items()})
+        for second, most in other["worst"].items():
+            self.worst[int(second)] = max(most, self.worst.get(int(second), 0.0))
 
     def wrong(self, kind: str, says: str) -> None:
         self.bad[kind] += 1
@@ -201,8 +267,9 @@ class Asking:
             self.counts.asked[arm] += 1
             start = time.perf_counter()
             if self.ask(kind) and kind not in ("wrong", "late"):
-                bucket = int(STEPS * math.log10(max(time.perf_counter() - start, 1e-6) * 1e6))
-                self.counts.times.setdefault(arm, Counter())[bucket] += 1
+                took, second = time.perf_counter() - start, int(time.time() - begin)
+                self.counts.times.setdefault(arm, Counter())[int(STEPS * math.log10(max(took, 1e-6) * 1e6))] += 1
+                self.counts.worst[second] = max(took * 1e3, self.counts.worst.get(second, 0.0))
         self.channel.close()
 
     def ask(self, kind: str) -> bool:
@@ -272,14 +339,16 @@ class Asking:
 
 
 def arm_of(since: float, window: float) -> str:
-    """Which kind of window it is; the first one is without updates, and warms up."""
-    return "with updates" if int(since / window) % 2 else "without"
+    """Kind of window; the first one warms up, without updates."""
+    return ("without", "with updates")[int(since / window) % 2] if since >= window else "warming up"
 
 
 def client(config: dict[str, Any]) -> None:
     """A client process: some threads that ask. Prints what they saw."""
     made = pickle.loads(Path(config["made"]).read_bytes())
     every = [Asking(config, made, config["seed"] * 1000 + number) for number in range(config["threads"])]
+    print("ready", flush=True)
+    config |= json.loads(sys.stdin.readline())
     threads = [threading.Thread(target=one.run) for one in every]
     for thread in threads:
         thread.start()
@@ -344,7 +413,15 @@ class Server:
         """State of each version, and what is wrong with it."""
         request = messages.GetModelStatusRequest()
         request.model_spec.name = NAME
-        said = messages.GetModelStatusResponse.FromString(self._status(request.SerializeToString(), timeout=PATIENCE))
+        data = None
+        while data is None:
+            try:
+                data = self._status(request.SerializeToString(), timeout=PATIENCE)
+            except grpc.RpcError as problem:  # the front end that it was connected with is killed
+                if problem.code() is not grpc.StatusCode.UNAVAILABLE or self.process.poll() is not None:
+                    raise
+                time.sleep(0.05)
+        said = messages.GetModelStatusResponse.FromString(data)
         return {one.version: (one.state, one.status.error_message) for one in said.model_version_status}
 
     def watch(self) -> None:
@@ -396,20 +473,28 @@ class Rollout:
         self.args, self.server, self.base, self.builds = args, server, base, builds
         self.number, self.served, self.turn = 1, 1, 0
         self.done, self.problems, self.took = Counter[str](), list[str](), list[float]()
+        self.longest, self.begin, self.end = 0.0, 0.0, 0.0
+        self.spans, self.busy = list[tuple[float, float]](), list[tuple[float, float]]()
 
     def run(self, begin: float, end: float) -> None:
-        due = begin
+        due, arm = begin, self.args.arm
+        self.begin, self.end = begin, end
         while (now := time.time()) < end:
-            if not self.args.every or now < due or arm_of(now - begin, self.args.arm) == "without":
+            left = arm - (now - begin) % arm  # what a window has begun is over before the next one, where it can be
+            late = left < min(self.longest, arm / 2) or now + self.longest > end
+            if not self.args.every or now < due or late or arm_of(now - begin, arm) != "with updates":
                 time.sleep(0.05)
                 continue
-            due = now + self.args.every
+            due = max(due + self.args.every, now)
             how = TURNS[self.turn % len(TURNS)]
             self.turn += 1
             try:
                 self.update(how)
             except Exception as problem:
                 self.problems.append(f"{how}: {type(problem).__name__}: {problem}")
+            self.busy.append((now, time.time()))
+            if time.time() < end:
+                self.longest = max(self.longest, time.time() - now)
 
     def update(self, how: str) -> None:
         """Writes the next version, and waits until it is served, or told to be broken."""
@@ -428,8 +513,10 @@ class Rollout:
             if how == "other answers":
                 spoilt(build, self.builds[(number + 1) % BUILDS], beside)
             else:
-                shutil.copytree(build, beside)
+                copied(build, beside)
             if how == "damaged":
+                (beside / WEIGHTS).unlink()
+                shutil.copyfile(build / WEIGHTS, beside / WEIGHTS)
                 with (beside / WEIGHTS).open("r+b") as file:
                     file.seek(-4, os.SEEK_END)
                     file.write(b"\xff\xff\xff\xff")
@@ -438,6 +525,8 @@ class Rollout:
         state, _ = self.waited(
             number, start, lambda state, why: state == AVAILABLE or (bad and state == END and bool(why))
         )
+        if time.time() > self.end:
+            return
         self.done[how] += 1
         if bad:
             before = self.server.statuses().get(self.served, (0, ""))[0]
@@ -447,13 +536,17 @@ class Rollout:
             return
         self.took.append(time.time() - start)
         served, self.served = self.served, number
-        self.waited(served, time.time(), lambda state, why: state in (END, 0))
+        now = time.time()
+        self.waited(served, now, lambda state, why: state in (END, 0))
+        self.spans.append((now - self.begin, time.time() - self.begin))
         shutil.rmtree(self.base / str(served))
 
     def waited(self, number: int, start: float, done: Any) -> tuple[int, str]:
         while True:
             state, why = self.server.statuses().get(number, (0, ""))
             if done(state, why):
+                return state, why
+            if time.time() > self.end:
                 return state, why
             if time.time() > start + 10 * PATIENCE:
                 self.problems.append(f"version {number} stays in state {state}: {why}")
@@ -478,33 +571,37 @@ def soaked(args: argparse.Namespace) -> tuple[list[tuple[str, str]], list[str]]:
     try:
         server.wait()
         threading.Thread(target=server.watch, daemon=True).start()
-        begin = time.time() + 3.0  # until then clients have their imports done
-        end = begin + args.seconds
-        config = {
-            "port": server.port,
-            "rest": server.rest,
-            "begin": begin,
-            "end": end,
-            "arm": args.arm,
-            "made": str(made),
-        }
+        config = {"port": server.port, "rest": server.rest, "arm": args.arm, "made": str(made)}
         config |= {"threads": args.threads, "pause": args.threads * args.clients / args.rate if args.rate else 0.0}
         for number in range(args.clients):
-            text = json.dumps({**config, "seed": number})
-            command = [sys.executable, __file__, "--client", text]
-            clients.append(
-                subprocess.Popen(
-                    command, stdout=subprocess.PIPE, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-                )
-            )
+            command = [sys.executable, __file__, "--client", json.dumps({**config, "seed": number})]
+            env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            clients.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env))
+        for one in clients:
+            assert one.stdout is not None
+            if one.stdout.readline() != "ready\n":
+                raise SystemExit("a client can not ask")
+        begin = time.time() + 0.5
+        end = begin + args.seconds
+        if args.within:  # some seconds are left for the last answers, and to end the server
+            end = min(end, args.started + args.within - ENDING)
+            if end < begin + 3 * args.arm:
+                raise SystemExit(f"after {begin - args.started:.0f} s no time is left for a soak: give more --within")
+        args.seconds = end - begin
+        for one in clients:
+            assert one.stdin is not None
+            one.stdin.write(json.dumps({"begin": begin, "end": end}) + "\n")
+            one.stdin.flush()
         rollout = Rollout(args, server, base, builds)
         updating = threading.Thread(target=rollout.run, args=(begin, end))
         updating.start()
-        due = begin + args.kill_every
+        due = begin + (args.kill_every // args.arm + 0.5) * args.arm
         while time.time() < end and server.process.poll() is None:
-            if args.kill_every and time.time() >= due and (gone := server.killed(args.kill)) is not None:
-                killed["killed" if gone else "none to kill"] += 1
-                due = time.time() + args.kill_every
+            now = time.time() - begin
+            if args.kill_every and now >= due - begin and (gone := server.killed(args.kill)) is not None:
+                killed[f"killed, {arm_of(now, args.arm)}" if gone else "none to kill"] += 1
+                window, later = now // args.arm, (now + args.kill_every) // args.arm
+                due = begin + (later + (later - window + 1) % 2 + 0.5) * args.arm  # in a window of the other kind
             time.sleep(0.05)
         counts = Counts()
         for one in clients:
@@ -516,7 +613,7 @@ def soaked(args: argparse.Namespace) -> tuple[list[tuple[str, str]], list[str]]:
             if one.poll() is None:
                 one.kill()
         code, left = server.stop()
-    return judged(args, server, rollout, counts, killed, code, left)
+    return judged(args, server, rollout, counts, killed, code, left, begin)
 
 
 def quantile(times: Counter[int], share: float) -> float:
@@ -537,11 +634,25 @@ def judged(
     killed: Counter[str],
     code: int,
     left: list[int],
+    begin: float,
 ) -> tuple[list[tuple[str, str]], list[str]]:
     rows = [(f"requests, {arm}", f"{count:,}") for arm, count in sorted(counts.asked.items())]
+    tails = {}
     for arm, times in sorted(counts.times.items()):
-        told = ", ".join(f"p{100 * share:g} {quantile(times, share):,.2f}" for share in (0.5, 0.99, 0.999))
+        told = ", ".join(f"p{100 * share:g} {quantile(times, share):,.2f}" for share in (0.5, 0.99, 0.999, 1.0))
         rows.append((f"ms, {arm}", told))
+        tails[arm] = quantile(times, 0.999)
+    tail = tails["with updates"] / tails["without"] if {"with updates", "without"} <= tails.keys() else 0.0
+    if tail:
+        rows.append(("p99.9 with updates, of that without", f"{tail:.2f}"))
+    quiet = [ms for second, ms in counts.worst.items() if arm_of(second, args.arm) == "without"]
+    taking = [
+        max([0.0, *(counts.worst.get(second, 0.0) for second in range(int(a - 1), int(b) + 2))])
+        for a, b in rollout.spans
+    ]
+    for name, worst in (("a second without updates", quiet), ("the seconds of a takeover", taking)):
+        if worst:
+            rows.append((f"longest answer of {name}, ms", f"median {np.median(worst):,.1f}, most {max(worst):,.1f}"))
     rows += [
         (kind, f"{counts.bad[kind]}")
         for kind in ("wrong answers", "went back", "lost without an error", "lost to a client that tries once more")
@@ -554,11 +665,26 @@ def judged(
         )
     rows += [(f"processes {what}", f"{count}") for what, count in killed.items()]
     problems = [f"{kind}: {count}" for kind, count in counts.bad.items()] + counts.says + rollout.problems
-    third = len(server.memory) // 3
+    if args.tail and tail > args.tail:
+        problems.append(f"p99.9 with updates is {tail:.2f} of that without, and not at most {args.tail:g}")
+    for arm in ("with updates", "without"):
+        if counts.asked[arm] < args.least:
+            problems.append(f"{counts.asked[arm]:,} requests {arm}, and not {args.least:,}")
+    minutes: dict[int, tuple[int, int]] = {}
+    for when, *sizes in server.memory:
+        minutes.setdefault(int((when - begin) // 60), (sizes[0] >> 20, sizes[1] >> 20))
+    for place, name in ((0, "host"), (1, "GPU")):
+        if any(one[place] for one in minutes.values()):
+            rows.append((f"MiB of the {name} by minute", " ".join(f"{one[place]:,}" for one in minutes.values())))
+    calm = [one for one in server.memory if not any(a <= one[0] <= b + 2.0 for a, b in rollout.busy)]
+    thirds = [
+        [one for one in calm if third <= 3 * (one[0] - begin) / args.seconds < third + 1]
+        or [one for one in server.memory if third <= 3 * (one[0] - begin) / args.seconds < third + 1]
+        for third in (1, 2)
+    ]
     for place, name in ((1, "host memory, MB"), (2, "GPU memory, MB")):
-        if third and any(one[place] for one in server.memory):
-            before = min(one[place] for one in server.memory[third : 2 * third]) / 1e6
-            after = min(one[place] for one in server.memory[2 * third :]) / 1e6
+        if all(thirds) and any(one[place] for one in server.memory):
+            before, after = (float(np.percentile([one[place] for one in part], 25)) / 1e6 for part in thirds)
             rows.append(
                 (name, f"{before:,.0f}, then {after:,.0f}; most {max(one[place] for one in server.memory) / 1e6:,.0f}")
             )
@@ -582,6 +708,9 @@ def main() -> None:
     parser.add_argument(
         "--model", type=Path, default=ROOT / "sample_graphs" / "mmoe_small.pb", help="a GraphDef with its weights"
     )
+    parser.add_argument(
+        "--table-mib", type=int, default=0, help="in place of --model one with tables of so many MiB, at most 1,900"
+    )
     parser.add_argument("--out", type=Path, default=Path("soak-results"))
     parser.add_argument("--device", default="cpu", choices=["cuda", "cpu"])
     parser.add_argument("--batches", type=lambda text: tuple(map(int, text.split(","))), default=(1, 8))
@@ -592,6 +721,11 @@ def main() -> None:
     )
     parser.add_argument("--serve", default="", help="further arguments of msplit serve")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--within", type=float, default=0.0, help="seconds in which all is over, builds and all; 0: as long as it takes"
+    )
+    parser.add_argument("--tail", type=float, default=0.0, help="most p99.9 with updates, in that without; 0: any")
+    parser.add_argument("--least", type=int, default=0, help="fewest requests with updates, and without")
     parser.add_argument("--arm", type=float, default=10.0, help="seconds of a window with, or without, updates")
     parser.add_argument(
         "--every", type=float, default=3.0, help="seconds from one version to the next, at least; 0: none"
@@ -609,6 +743,7 @@ def main() -> None:
     parser.add_argument("--growth", type=float, default=0.05, help="share by which memory may grow")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.started = time.time()
     if args.client:
         client(json.loads(args.client))
         return

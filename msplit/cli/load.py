@@ -126,6 +126,10 @@ class Serving:
         "tensorflow",
     )
     processes: int = key("--server", "Clients of the server.", click.IntRange(1, 32), 4)
+    authorities: Path | None = key("--server", "Ask it over TLS: certificates (PEM) that sign the server's.", name="ca")
+    certificate: Path | None = key("--server", "Certificate (PEM) of the clients, for TLS.", name="cert")
+    private_key: Path | None = key("--server", "Key (PEM) of that certificate.", name="key")
+    token_file: Path | None = key("--server", "File with the bearer token of each request.", name="token-file")
 
 
 @click.command()
@@ -231,4 +235,5 @@ def _server(serving: Serving, model: Path) -> ServerUnderTest | None:
         return None
     whole = model.resolve()
     name = serving.model_name or (whole.stem if whole.is_file() else whole.name)
-    return ServerUnderTest(serving.address, name, serving.protocol, serving.processes)
+    proofs = (serving.authorities, serving.certificate, serving.private_key, serving.token_file)
+    return ServerUnderTest(serving.address, name, serving.protocol, serving.processes, *proofs)

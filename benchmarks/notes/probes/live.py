@@ -9,7 +9,10 @@ printed at c0a30884 (the same steps, before they were put in order here).
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
+import re
 import shutil
 import signal
 import socket
@@ -17,18 +20,20 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import msplit
 
 START = time.perf_counter()
-CLOSES = 25
+CLOSES = (50, 100, 200, 650)
+"""Opens and closes of a round; growth that is less in each of a longer round is no leak."""
 
 
 def say(*what: object) -> None:
@@ -59,8 +64,47 @@ def make(folder: Path) -> None:
     np.savez(folder / "expected.npz", **found)
 
 
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+class Mallinfo(ctypes.Structure):
+    """What mallinfo2 of the C library says: among ten numbers the bytes in mappings of their own, and those given out otherwise."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in [*"abcd", "mapped", "f", "g", "given", "i", "j"])
+
+
+class Levels(NamedTuple):
+    """State of the process: bytes by kind, objects by type, and how many threads and open files there are."""
+
+    sizes: dict[str, int]
+    objects: Counter[str]
+    handles: tuple[int, int]
+
+
+def levels() -> Levels:
+    """State of now, once all is given back that can be."""
+    import torch
+
+    gc.collect()
+    library = ctypes.CDLL(None)
+    library.malloc_trim(0)
+    library.mallinfo2.restype = Mallinfo
+    given = library.mallinfo2()
+    sizes = Counter(dict.fromkeys(("resident", "heap", "anonymous", "files"), 0))
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+            path = line.split(maxsplit=5)[5:]
+            kind = "anonymous" if not path else "heap" if path == ["[heap]"] else "files"
+        elif line.startswith("Rss:"):
+            sizes[kind] += int(line.split()[1]) << 10
+    sizes |= {
+        "resident": sizes.total(),
+        "malloc": given.given + given.mapped,
+    }
+    if torch.cuda.is_available():
+        sizes["GPU"] = torch.cuda.memory_reserved()
+        sizes["pinned"] = getattr(torch.cuda, "host_memory_stats", dict)().get("allocated_bytes.current", 0)
+    objects = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
+    objects["blocks of memory of Python's"] = sys.getallocatedblocks()
+    threads, files = (len([*Path(f"/proc/self/{kind}").iterdir()]) for kind in ("task", "fd"))
+    return Levels(sizes, objects, (threads, files))
 
 
 def beside(ask: Callable[[], int], do: Callable[[], object]) -> str:
@@ -120,17 +164,35 @@ class Live:
             say(f"build {version}: {time.perf_counter() - start:.1f} s")
 
     def closes(self) -> None:
-        """Host memory that an open and a close leave behind."""
-        levels = []
-        for count in (5, CLOSES, CLOSES):
+        """Memory that an open and a close leave behind: of the process, what malloc has given out of it, what PyTorch holds on the GPU;
+        and objects of Python by type, and lines that made what tracemalloc finds, in a last round."""
+
+        def opened(count: int) -> None:
             for _ in range(count):
                 with msplit.open(self.out / "v1.build") as runner:
                     assert self.version(runner.step({"x": self.x})["y"]) == 1
-            levels.append(resident())
-        say(
-            "KB of the host a close:",
-            *(f"{(b - a) / CLOSES / 1024:.1f}" for a, b in pairwise(levels)),
-        )
+
+        opened(10)
+        before = levels()
+        for count in CLOSES:
+            opened(count)
+            after = levels()
+            sizes = [f"{name} {(after.sizes[name] - size) / count / 1024:.2f}" for name, size in before.sizes.items()]
+            more = {
+                name: grown for name, grown in (after.objects - before.objects).most_common(8) if grown >= count / 8
+            }
+            say(f"{count} closes, KB each:", ", ".join(sizes), "| threads, files:", after.handles, "| objects:", more)
+            before = after
+        tracemalloc.start(8)
+        opened(5)
+        gc.collect()
+        first = tracemalloc.take_snapshot()
+        opened(50)
+        gc.collect()
+        grown = [one for one in tracemalloc.take_snapshot().compare_to(first, "lineno") if one.size_diff >= 50 * 64]
+        tracemalloc.stop()
+        for one in grown[:10]:
+            say(f"  {one.size_diff / 50 / 1024:.2f} KB a close:", one.traceback)
 
     def updates(self, name: str, **more: Any) -> None:
         with msplit.pool(self.models / "v1.pb", groups=2, max_batch=8, **more, **self.quick) as pool:

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from msplit.serving.loadtest.corpus import by_steps
 from msplit.serving.loadtest.dispatcher import RowShare, Watch, drive
 from msplit.serving.loadtest.generator import MOST_PARTS, RequestTable
 from msplit.serving.loadtest.targets import ECHO, NAP, LocalTarget, ProcessTarget, ProcessTask, Target
+from msplit.serving.server import decode, messages, tensors
 
 TENSORFLOW, KSERVE = "tensorflow", "kserve"
 PROTOCOLS = (TENSORFLOW, KSERVE)
@@ -40,23 +42,43 @@ class ServerUnderTest:
         model: Name of the model there.
         protocol: One of `PROTOCOLS`.
         processes: Clients that send side by side.
+        authorities: PEM file of the certificates that sign the server's; None: it is asked without TLS.
+        certificate: PEM file of the clients' certificate; None: they have none.
+        key: PEM file of its key.
+        token_file: File of which the first bearer token is sent with each request; None: none is.
 
     Raises:
-        MsplitError: There is no such protocol, or that are too many processes.
+        MsplitError: There is no such protocol, or that are too many processes; a file is of no use, or lacks another one.
     """
 
     address: str
     model: str
     protocol: str = TENSORFLOW
     processes: int = 4
+    authorities: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    token_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
             raise MsplitError(f"there is no protocol {self.protocol!r}", fix=f"one of: {', '.join(PROTOCOLS)}")
         if not 1 <= self.processes <= MOST_PARTS:
             raise MsplitError(f"{self.processes} processes can not send", fix=f"give 1 to {MOST_PARTS}")
+        if (self.certificate is None) != (self.key is None) or (self.certificate and not self.authorities):
+            raise MsplitError("a client's certificate needs its key, and TLS", fix="give ca, cert and key")
         if importlib.util.find_spec("grpc") is None:
             raise MsplitError("gRPC is not installed, and clients need it", fix="pip install 'grpcio>=1.71'")
+        self.proofs()
+
+    def proofs(self) -> tuple[Any, Sequence[tuple[str, str]]]:
+        """Credentials of a channel, None without TLS, and metadata of each call. Files are read anew."""
+        from msplit.serving.server import access
+
+        metadata = [("authorization", f"Bearer {access.tokens_of(self.token_file)[0]}")] if self.token_file else []
+        if self.authorities is None:
+            return None, metadata
+        return access.client_credentials(self.authorities, self.certificate, self.key), metadata
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +117,18 @@ class Channel:
 
         self._grpc = grpc
         unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        self._channel = grpc.insecure_channel(server.address, unlimited)
+        credentials, self._metadata = server.proofs()
+        if credentials is None:
+            self._channel = grpc.insecure_channel(server.address, unlimited)
+        else:
+            self._channel = grpc.secure_channel(server.address, credentials, unlimited)
         try:
             grpc.channel_ready_future(self._channel).result(_CONNECT)
         except grpc.FutureTimeoutError:
             self._channel.close()  # otherwise a thread goes on trying
-            raise EngineError(
-                f"no server answers at {server.address}", fix="start one: msplit serve MODEL; or check host and port"
-            ) from None
+            how = "with" if server.authorities else "without"
+            fix = f"start one: msplit serve MODEL; or check host and port, and certificates: it was asked {how} TLS"
+            raise EngineError(f"no server answers at {server.address}", fix=fix) from None
         encode, self._decode, method = _protocol(server)
         self._call = self._channel.unary_unary(method)
         self._requests = {id(one): encode(one) for one in feeds}
@@ -110,11 +136,11 @@ class Channel:
     def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Sends one of the prepared requests. The protocols have no priorities that all servers know."""
         del priority
-        return _Reply(self._call.future(self._requests[id(feeds)], timeout=timeout), self)
+        return _Reply(self._call.future(self._requests[id(feeds)], timeout, self._metadata), self)
 
     def step(self, feeds: Arrays) -> Arrays:
         """Sends one, and waits for its answer."""
-        return self.decoded(self._call.future(self._requests[id(feeds)], timeout=_PATIENCE))
+        return self.decoded(self._call.future(self._requests[id(feeds)], _PATIENCE, self._metadata))
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Nothing: gRPC has threads."""
@@ -162,7 +188,6 @@ class _Reply:
 
 def _protocol(server: ServerUnderTest) -> tuple[Callable[[Arrays], bytes], Callable[[bytes], Arrays], str]:
     """Function that encodes a request, function that decodes an answer, and path of the method."""
-    from msplit.serving.server import decode, messages, tensors
 
     def predict(feeds: Arrays) -> bytes:
         request = messages.PredictRequest()

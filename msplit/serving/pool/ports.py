@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, refuse
+from msplit.engines.host.hashing import all_bytes
 from msplit.engines.tensors import as_array, joined, lies_on, part, pieces, tensor
 from msplit.errors import EngineError
 from msplit.formats.tensors import numpy_dtype
@@ -157,7 +158,7 @@ class Ports:
             EngineError: An input is missing or unknown, or has another type or shape than it must.
         """
         # A short way for most requests: a dictionary of all inputs, each an array of the right type and shape.
-        if self.joins and not self._texts and type(feeds) is dict and len(feeds) == len(self._wanted):
+        if self.joins and type(feeds) is dict and len(feeds) == len(self._wanted):
             first, count = self._counted
             value = feeds.get(first)
             rows = len(value) // count if type(value) is np.ndarray and value.ndim else 0
@@ -169,7 +170,8 @@ class Ports:
                     if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
                         break
                 else:
-                    return feeds, rows, self.key(feeds)
+                    if all(all_bytes(feeds[name]) for name in self._texts):
+                        return feeds, rows, self.key(feeds)
         if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
             raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
@@ -318,7 +320,7 @@ def _as_bytes(name: str, value: NDArray[Any]) -> NDArray[Any]:
     Raises:
         EngineError: There is something else in it, for which the whole step would fail.
     """
-    if value.dtype.kind == "S" or all(type(one) is bytes for one in value.flat):
+    if value.dtype.kind == "S" or (value.dtype == _TEXT and all_bytes(value)):
         return value.astype(_TEXT, copy=False)
     found = np.empty(value.shape, _TEXT)
     fix = "give bytes, or text, which is sent as UTF-8"

@@ -48,20 +48,54 @@ class Tokens:
         Raises:
             MsplitError: It is.
         """
-        fix = "write one token on each line, of letters, digits and -._~+/"
-        lines = map(str.strip, read_file(self._path, _MOST, what="file of tokens", fix=fix).splitlines())
-        tokens = {number: line for number, line in enumerate(lines, 1) if line and line[0] != "#"}
-        wrong = [number for number, line in tokens.items() if not _TOKEN.fullmatch(line)]
-        if wrong or not tokens:  # the line is not said: it may be a secret
-            what = f"line {wrong[0]} is no bearer token" if wrong else "has no token"
-            raise LoadError(what, where=str(self._path), fix=fix)
-        self._known = {hashlib.sha256(line.encode()).digest() for line in tokens.values()}
+        self._known = {hashlib.sha256(token.encode()).digest() for token in tokens_of(self._path)}
 
     def allow(self, header: str) -> bool:
         """True where an ``authorization`` header has one of them; how long it takes tells nothing of them."""
         scheme, _, token = header.partition(" ")
         digest = hashlib.sha256(token.strip().encode("utf-8", "replace")).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._known) > 0 and scheme.lower() == "bearer"
+
+
+def tokens_of(path: Path) -> list[str]:
+    """Bearer tokens of a file; see `Tokens`.
+
+    Raises:
+        MsplitError: It can not be read, or has something else.
+    """
+    fix = "write one token on each line, of letters, digits and -._~+/"
+    lines = map(str.strip, read_file(path, _MOST, what="file of tokens", fix=fix).splitlines())
+    tokens = {number: line for number, line in enumerate(lines, 1) if line and line[0] != "#"}
+    wrong = [number for number, line in tokens.items() if not _TOKEN.fullmatch(line)]
+    if wrong or not tokens:  # the line is not said: it may be a secret
+        raise LoadError(f"line {wrong[0]} is no bearer token" if wrong else "has no token", where=str(path), fix=fix)
+    return [*tokens.values()]
+
+
+def client_credentials(authorities: Path, certificate: Path | None, key: Path | None) -> grpc.ChannelCredentials:
+    """Credentials of a client for gRPC over TLS.
+
+    Args:
+        authorities: PEM file of the certificates that sign the server's.
+        certificate: PEM file of the client's own certificate; None: it has none.
+        key: PEM file of its key.
+
+    Raises:
+        LoadError: One of them can not be read, or is of no use.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as gRPC says nothing of a wrong file, and tries for ever
+    path = authorities
+    try:
+        pems = [read_bytes(path := one, _MOST) if one else None for one in (authorities, key, certificate)]
+        path = authorities
+        context.load_verify_locations(authorities)
+        if certificate is not None:
+            context.load_cert_chain(path := certificate, key, password=lambda: "")  # else it asks on the terminal
+    except (OSError, ValueError) as problem:  # SSLErrors, too
+        why = getattr(problem, "reason", None) or getattr(problem, "strerror", None) or "no PEM"
+        fix = "give PEM files: certificates of authorities, or a certificate and its key without a passphrase"
+        raise LoadError(f"can not be used: {why}", where=str(path), fix=fix) from None
+    return grpc.ssl_channel_credentials(*pems)
 
 
 class _RenewableContext(ssl.SSLContext):

@@ -11,7 +11,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -350,6 +349,10 @@ _VALUES = {
 }  # fmt: skip
 """Fields of a TensorProto that list values, by type; 8-bit and 4-bit floats are in `_FLOAT8`."""
 _FLOAT8 = 18
+_MOST_TEXT = 1 << 20
+"""Bytes of an input of strings that protobuf reads whole: objects take up to fifty times as many."""
+_DT_STRING = b"\x08\x07"
+"""Beginning of a TensorProto of strings."""
 _ALL_VALUES = frozenset({_CONTENT, *range(5, 19)})
 
 
@@ -359,6 +362,8 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
     Raises:
         Refusal: It has no type that arrays have, or does not say its shape, or its values are where none of its type belong.
     """
+    if (found_texts := _texts(data, span, name, most)) is not None:
+        return found_texts
     rest, found = apart(data, span, _ALL_VALUES, f"TensorProto of input {name}", most + _SPARE, joined=True)
     proto = parsed(messages.TensorProto, rest)
     dtype = tensors.dtype_of(proto.dtype)
@@ -381,6 +386,40 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
     if own == _FLOAT8 and listed:
         listed = [_last(data, listed, own)]
     return _listed(data, listed, name, dtype, shape, fills=True)
+
+
+def _texts(data: bytes, span: Span, name: str, most: int) -> Input | None:
+    """An input of listed strings; None where it is another one, or see `_all_texts`."""
+    proto = _whole(messages.TensorProto, data, span) if data[span[2] : span[2] + 2] == _DT_STRING else None
+    if proto is None or proto.dtype != _DT_STRING[1] or proto.tensor_shape.unknown_rank:
+        return None
+    dims = [dim.size for dim in proto.tensor_shape.dim]
+    return _all_texts(proto, proto.string_val, {1, 2, 3, 8}, name, dims, most)
+
+
+def _whole(kind: Any, data: bytes, span: Span) -> Any:
+    """A message that protobuf reads whole, in a tenth of the time; None where it may be wrong, or so large that objects of all that may be
+    in it would take much memory."""
+    _, kept_as, start, end = span
+    if kept_as != wire.LENGTH or end - start > _MOST_TEXT:
+        return None
+    try:
+        return kind.FromString(data[start:end])
+    except DecodeError:
+        return None
+
+
+def _all_texts(
+    message: Any, texts: Sequence[bytes], own: set[int], name: str, dims: Sequence[int], most: int
+) -> Input | None:
+    """An input of the strings of a message that may have these fields; None where there is anything else that has to be looked at."""
+    count = len(texts)
+    if not 0 < count <= most or min(dims, default=0) < 0 or {field.number for field, _ in message.ListFields()} - own:
+        return None
+    shape = _shape(dims, name)
+    if count != math.prod(shape):
+        return None
+    return Input(name, np.dtype(object), shape, count, lambda: np.fromiter(texts[:], object, count))
 
 
 def _last(data: bytes, spans: Iterable[Span], number: int) -> Span:
@@ -454,7 +493,14 @@ def of_infer(data: bytes, tensor: Any, contents: Sequence[Span], raw: Span | Non
     if raw is not None:
         if contents:
             raise invalid(f"input {name} has contents beside raw_input_contents")
-        return _raw_strings(data, raw, name, shape) if dtype.hasobject else _content(data, raw, name, dtype, shape)
+        return (
+            _raw_strings(data, raw, name, shape, most) if dtype.hasobject else _content(data, raw, name, dtype, shape)
+        )
+    if dtype.hasobject and len(contents) == 1 and contents[0][1] == wire.LENGTH:
+        whole = _whole(messages.InferTensorContents, data, contents[0])
+        found_texts = None if whole is None else _all_texts(whole, whole.bytes_contents, {8}, name, shape, most)
+        if found_texts is not None:
+            return found_texts
     own = _CONTENTS.get(tensor.datatype)
     if own is None:
         raise invalid(f"input {name} is {tensor.datatype}, which goes into raw_input_contents only")
@@ -465,23 +511,21 @@ def of_infer(data: bytes, tensor: Any, contents: Sequence[Span], raw: Span | Non
     return _listed(data, found, name, dtype, shape)
 
 
-def _raw_strings(data: bytes, raw: Span, name: str, shape: tuple[int, ...]) -> Input:
-    """Strings, each behind its length in four bytes."""
-    wanted, (_, _, begin, end) = math.prod(shape), raw
-
-    def each() -> Iterator[bytes]:
-        position = begin
-        while position < end:
-            start = position + 4
-            position = start + int.from_bytes(data[position:start], "little")
-            if max(start, position) > end:
-                raise invalid(f"input {name} has strings whose lengths do not fit the {end - begin:,} bytes that came")
-            yield data[start:position]
-
-    count = sum(1 for _ in islice(each(), wanted + 1))
+def _raw_strings(data: bytes, raw: Span, name: str, shape: tuple[int, ...], most: int) -> Input:
+    """Strings, each behind its length in four bytes. None are kept where the shape has more than may come, which is refused later."""
+    wanted, (_, _, position, end) = math.prod(shape), raw
+    texts, count, size = list[bytes](), 0, int.from_bytes
+    while position < end and count <= wanted:
+        start = position + 4
+        position = start + size(data[position:start], "little")
+        if position > end:
+            raise invalid(f"input {name} has strings whose lengths do not fit the {end - raw[2]:,} bytes that came")
+        count += 1
+        if wanted <= most:
+            texts.append(data[start:position])
     if count > wanted:
         raise invalid(f"input {name} is said to be BYTES {list(shape)}, and more strings came")
-    return Input(name, np.dtype(object), shape, count, lambda: np.fromiter(each(), object, count))
+    return Input(name, np.dtype(object), shape, count, lambda: np.fromiter(texts, object, count))
 
 
 # --- Values

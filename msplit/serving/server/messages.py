@@ -27,7 +27,7 @@ _PACKAGES = {
         "SSLConfig"
     ),
     "grpc.health.v1": "HealthCheckRequest HealthCheckResponse",
-    "inference": " ".join(f"{method}Request {method}Response" for method in OPEN_METHODS),
+    "inference": " ".join(["InferTensorContents", *(f"{method}Request {method}Response" for method in OPEN_METHODS)]),
 }
 NAMES = {name: f"{package}.{name}" for package, names in _PACKAGES.items() for name in names.split()}
 """Names in this module -> full names of messages."""

@@ -237,6 +237,14 @@ def test_strings_of_all_kinds_share_a_step() -> None:
     assert texts().inputs["s"] == Port("object", (None,))
 
 
+def test_bytes_are_taken_as_they_are() -> None:
+    given = {"s": np.array([b"\xff", b""] * 2, object)[::2], "t": np.array([b"k"], object)}
+    taken, rows, key = texts().check(given)
+    assert (taken is given, rows) == (True, 2)
+    other = {"s": np.array(["\xff", ""]), "t": np.array(["k"])}
+    assert texts().check(other)[1:] == (2, key)
+
+
 @pytest.mark.parametrize("value", [3, None, np.float32(1), ["a"], np.array("a")])
 def test_what_is_no_string_is_refused_before_it_harms_others(value: Any) -> None:
     wrong = np.empty(2, object)

@@ -20,9 +20,11 @@ import pytest
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("uvicorn")
 
-from msplit.errors import LoadError, MsplitError  # noqa: E402
+from msplit.errors import EngineError, LoadError, MsplitError  # noqa: E402
+from msplit.serving.loadtest import clients  # noqa: E402
 from msplit.serving.server import access, messages, reloading, run, tensors  # noqa: E402
 from msplit.serving.server.models import Models  # noqa: E402
+from tests.cli.runner import msplit  # noqa: E402
 from tests.serving.server.running import Server, start_trivial  # noqa: E402
 from tests.serving.server.trivial import WIDTH  # noqa: E402
 
@@ -370,3 +372,58 @@ def test_a_server_whose_terminal_is_gone_ends(tmp_path: Path, monkeypatch: pytes
             assert signal.getsignal(signal.SIGHUP) == ours
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+# --- The load test as a client
+
+
+def test_a_load_test_proves_who_it_is(
+    running: Callable[..., Server], pems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls, tokens = tmp_path / "ssl.config", tmp_path / "tokens"
+    tls.write_text(inline(pems, "first", verify=True))
+    tokens.write_text("# ours\nfirst-token\nother-token\n")
+    server = running(f"tls={tls}", f"tokens={tokens}")
+    feeds = [{"x": np.ones((2, WIDTH), np.float32)}]
+    certificate = {"certificate": pems / "first_client.crt", "key": pems / "first_client.key"}
+
+    def answer(protocol: str = "tensorflow", **proofs: Path) -> Any:
+        channel = clients.Channel(clients.ServerUnderTest(server.address, "double", protocol, **proofs), feeds)
+        return channel.submit(feeds[0], timeout=20).result()["y"] + channel.step(feeds[0])["y"]
+
+    first = {"authorities": pems / "first.crt", "token_file": tokens, **certificate}
+    for protocol in clients.PROTOCOLS:
+        assert (answer(protocol, **first) == 4).all()
+    with pytest.raises(EngineError, match="UNAUTHENTICATED"):
+        answer(authorities=pems / "first.crt", **certificate)
+    (tmp_path / "wrong").write_text("wrong-token")
+    with pytest.raises(EngineError, match="UNAUTHENTICATED") as caught:
+        answer(**{**first, "token_file": tmp_path / "wrong"})
+    assert "wrong-token" not in str(caught.value)
+    monkeypatch.setattr("msplit.serving.loadtest.clients._CONNECT", 1.0)
+    for asked, proofs in (("with", {**first, "authorities": pems / "second.crt"}), ("without", {"token_file": tokens})):
+        with pytest.raises(EngineError, match=f"it was asked {asked} TLS"):
+            answer(**proofs)
+    assert server.stop()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("ca=first.key", "can not be used"),
+        ("ca=nowhere.pem", "nowhere.pem: can not be used: No such file"),
+        ("ca=first.crt,cert=first_client.crt,key=second_client.key", "KEY_VALUES_MISMATCH"),
+        ("ca=first.crt,cert=first_client.crt", "a client's certificate needs its key"),
+        ("cert=first_client.crt,key=first_client.key", "a client's certificate needs its key, and TLS"),
+        ("token-file=first.crt", "is no bearer token"),
+    ],
+)
+def test_proofs_of_a_load_test_that_are_of_no_use(
+    pems: Path, monkeypatch: pytest.MonkeyPatch, given: str, said: str
+) -> None:
+    """They are told at once: gRPC would try again and again, and say nothing."""
+    model = Path(__file__).parents[3] / "sample_graphs" / "mmoe_small.pb"
+    monkeypatch.chdir(pems)
+    done = msplit("load", model, "--device", "cpu", "--server", f"127.0.0.1:9,{given}")
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err

@@ -171,6 +171,97 @@ def test_packed_values_and_others_are_read_as_protobuf_reads_them(
             assert PREDICTS(data).feeds(ports)["x"].tolist() == list(wanted)
 
 
+STRINGS = [
+    field(8, b"a"),
+    field(8, b"\xff\xfe"),
+    field(8, b""),
+    field(8, 1),  # a number where a string belongs
+    field(5, b"\0\0\x80?"),
+    field(4, b""),
+    field(4, b"\1a"),
+    field(1, 7),
+    field(1, 1),
+    field(3, 1),
+    field(2, field(2, field(1, 2))),
+    field(2, field(2, field(1, -1))),
+    field(2, field(3, 1)),  # of unknown rank
+    field(99, b"unknown"),
+    b"\x42\x05a",  # longer than what follows
+]
+
+
+@settings(max_examples=examples(150, 5000), deadline=None)
+@given(
+    st.lists(st.integers(0, 4), max_size=2),
+    st.lists(st.one_of(st.sampled_from(STRINGS[:3]), st.sampled_from(STRINGS)), max_size=5),
+    st.integers(1, 4),
+)
+def test_strings_are_read_alike_at_once_and_field_by_field(dims: list[int], fields: list[bytes], most: int) -> None:
+    data = predict(x=proto(7, dims, b"".join(fields)))
+    found = []
+    for at_once in (decode._MOST_TEXT, 0):
+        ports = {"x": Port("object", (None,) * len(dims), most)}
+        with patch.object(decode, "_MOST_TEXT", at_once):
+            try:
+                array = decode.Reader(decode.predict_request).parts(data).feeds(ports)["x"]
+            except Refusal as problem:
+                found.append((problem.code, problem.said))
+            else:
+                assert {*map(type, array.flat)} <= {bytes}
+                found.append((array.shape, array.tolist()))
+    if field(8, 1) in fields and isinstance(found[0][0], tuple):
+        return  # which protobuf, and so TensorFlow, takes for an unknown field
+    assert found[0] == found[1]
+
+
+@settings(max_examples=examples(100, 5000), deadline=None)
+@given(
+    st.lists(st.integers(0, 4), max_size=2),
+    st.lists(st.sampled_from([b"a", b"\xff\xfe", b"", b"longer"]), max_size=5),
+    st.sampled_from([b"", field(8, 1), field(3, 1), field(99, b"unknown"), b"\x42\x05a"]),
+    st.integers(1, 4),
+)
+def test_listed_bytes_are_read_alike_at_once_and_field_by_field(
+    dims: list[int], texts: list[bytes], more: bytes, most: int
+) -> None:
+    data = infer(b"x", b"BYTES", dims, field(5, b"".join(field(8, one) for one in texts) + more))
+    found = []
+    for at_once in (decode._MOST_TEXT, 0):
+        with patch.object(decode, "_MOST_TEXT", at_once):
+            try:
+                array = INFERS(data).feeds({"x": Port("object", (None,) * len(dims), most)})["x"]
+            except Refusal as problem:
+                found.append((problem.code, problem.said))
+            else:
+                found.append((array.shape, array.tolist()))
+    if more == field(8, 1) and isinstance(found[0][0], tuple):
+        return  # which protobuf takes for an unknown field
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("raw", "count", "said"),
+    [
+        (b"\1\0\0\0a" * 3, 3, None),
+        (b"\0\0\0\0" * 3, 3, None),
+        (b"\1\0\0\0a" * 3, 2, "more strings came"),
+        (b"\1\0\0\0a" * 2, 3, "2 values came"),
+        (b"\1\0\0\0a" * 2, 100, "2 values came"),
+        (b"\1\0\0\0a" * 100, 100, "larger than any"),
+        (b"\1\0\0\0a\1\0\0", 2, "do not fit the 8 bytes"),
+        (b"\2\0\0\0a", 1, "do not fit the 5 bytes"),
+        (b"\xff\xff\xff\xffa", 1, "do not fit"),
+    ],
+)
+def test_raw_strings(raw: bytes, count: int, said: str | None) -> None:
+    data, ports = infer(b"x", b"BYTES", [count], raw=raw), {"x": Port("object", (None,), 8)}
+    if said is None:
+        assert INFERS(data).feeds(ports)["x"].tolist() == [raw[4:5] if raw[0] else b""] * count
+    else:
+        with pytest.raises(Refusal, match=said):
+            INFERS(data).feeds(ports)
+
+
 def test_a_long_name_is_cut_before_it_is_looked_at() -> None:
     with pytest.raises(Refusal) as caught:
         PREDICTS(predict(**{"\n" * 100_000: TWO})).feeds(PORTS)
