@@ -106,27 +106,6 @@ def _limit_search(item: pytest.Item) -> None:
     defaults["refining"] = whole if entire else _REFINING
 
 
-_STEPS = 4
-"""Steps by turns at the end of a verification that found nothing wrong. For users they are 40, or a quarter of a second."""
-
-_VERIFIED = {"verify", "fuzz"}
-"""Folders whose tests ask what verification finds, or look for what nobody thought of: there it takes all steps."""
-
-_whole_turns: list[int] = []
-
-
-def _limit_turns(item: pytest.Item) -> None:
-    """How many steps verification takes by turns in this process; in commands that tests start, on a GPU and in a campaign all of them.
-    `tests/verify/test_many_steps.py` and the mutants beside it show what these find."""
-    if (check := sys.modules.get("msplit.verify.check")) is None:
-        return
-    if not _whole_turns:
-        _whole_turns.append(check._MANY)
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    entire = CAMPAIGN or folder in _VERIFIED or item.get_closest_marker("gpu")
-    check._MANY = _whole_turns[0] if entire else _STEPS
-
-
 _LARGE = {"pytest", "torch", "tensorflow.python", "keras", "torch._inductor"}
 _settled: set[str] = set()
 _last: dict[str, Any] = {"file": None, "collections": 0}
@@ -297,7 +276,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked `gpu` run where there is one, those marked `needs_gpus` where there are enough."""
     _settle(item.path)
     _limit_search(item)
-    _limit_turns(item)
     several = item.get_closest_marker("needs_gpus")
     needed = several.args[0] if several else 1 if item.get_closest_marker("gpu") else 0
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and item.get_closest_marker("interpretable") is not None

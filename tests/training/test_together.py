@@ -81,7 +81,7 @@ def wait_for(folder: Path, step: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_two_train_as_one_and_one_that_is_killed_ends_the_other(folder: Path, tmp_path: Path) -> None:
-    """Many steps in one process, and in two, of which one is killed afterwards; the last checkpoint goes on in one."""
+    """Many steps in one process, and in two, of which one is killed afterwards; the last checkpoint goes on in one, and then in two."""
     alone, kept = tmp_path / "alone", tmp_path / "kept"
     one = commands.start(command(folder, "--steps", STEPS, "--save", alone), says=tmp_path / "alone.json")
     both = Together(tmp_path)
@@ -108,6 +108,12 @@ def test_two_train_as_one_and_one_that_is_killed_ends_the_other(folder: Path, tm
     assert again.wait() == 0
     told = json.loads((tmp_path / "again.json").read_text())
     assert (told["steps_before"], told["steps"], told["processes"]) == (last, last + 2, 1)
+    (tmp_path / "more").mkdir()
+    more = Together(tmp_path / "more")
+    more.start(command(folder, "--steps", last + 4, "--save", kept, "--resume"))
+    assert more.codes() == [0, 0]
+    told = json.loads(more.said(0))
+    assert (told["steps_before"], told["steps"], told["processes"]) == (last + 2, last + 4, 2)
 
 
 @campaign
