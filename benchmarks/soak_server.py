@@ -431,7 +431,7 @@ class Server:
             gpu = 0
             with suppress(OSError, http.client.HTTPException):
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.rest}/metrics", timeout=PATIENCE) as answer:
-                    found = re.findall(rb"^msplit_gpu_memory_used_bytes\S* (\S+)", answer.read(), re.MULTILINE)
+                    found = re.findall(rb"^msplit_gpu_memory_used_bytes.* (\S+)$", answer.read(), re.MULTILINE)
                 gpu = sum(int(float(one)) for one in found)
             self.memory.append((time.time(), host, gpu))
 

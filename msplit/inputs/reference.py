@@ -13,7 +13,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Reference:
         source: Where it comes from, in words.
         computed: Output -> the coarser type that it was computed in; None where the model is there to ask.
         learns: Whether TensorFlow is there to ask what further steps make of variables.
+        needed: Output -> the tolerance that it needed where it was held against these outputs first; empty where nobody did so.
     """
 
     feeds: Arrays
@@ -53,6 +54,7 @@ class Reference:
     source: str
     computed: Mapping[str, str] | None = None
     learns: bool = False
+    needed: Mapping[str, float] = field(default_factory=dict)
 
 
 def save_reference(path: Path, reference: Reference, *, force: bool = False) -> None:
@@ -74,7 +76,7 @@ def packed_reference(reference: Reference) -> bytes:
             arrays[key], how = _pack(np.asarray(value))
             if how:
                 described[key] = how
-    head = {"version": _VERSION, "source": reference.source, "packed": described}
+    head = {"version": _VERSION, "source": reference.source, "packed": described, "needed": {**reference.needed}}
     arrays[PACKED] = np.array(json.dumps(head, sort_keys=True))
     packed = io.BytesIO()
     np.savez_compressed(packed, allow_pickle=False, **arrays)
@@ -97,6 +99,7 @@ def load_reference(path: Path) -> Reference:
             raise LoadError(
                 f"the reference has version {head['version']}, this msplit reads {_VERSION}", where=where, fix=fix
             )
+        needed = {str(name): float(value) for name, value in head.get("needed", {}).items()}
         values = {key: unpacked(array, head["packed"].get(key)) for key, array in arrays.items()}
     except OSError as error:
         raise LoadError(f"the reference can not be read: {error.strerror or error}", where=where, fix=fix) from error
@@ -104,7 +107,7 @@ def load_reference(path: Path) -> Reference:
         raise LoadError("this is not a reference file of msplit", where=where, fix=fix) from error
     groups = ("input/", "output/")
     feeds, outputs = ({key.removeprefix(of): values[key] for key in values if key.startswith(of)} for of in groups)
-    return Reference(feeds, outputs, str(head["source"]))
+    return Reference(feeds, outputs, str(head["source"]), needed=needed)
 
 
 def _pack(array: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any] | None]:

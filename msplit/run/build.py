@@ -7,6 +7,7 @@ Opening builds: what is on the disk is verified, brought to the device, and runs
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -41,7 +42,7 @@ from msplit.run.request import BuildOptions, RunRequest, refuse_exclusions, requ
 from msplit.run.runner import Runner, runner_of
 from msplit.run.variants import as_recorded
 from msplit.shapes.infer import stated_shapes
-from msplit.verify.compare import compare, computed_in
+from msplit.verify.compare import compare, computed_in, held_to
 from msplit.verify.results import OutputCheck, ValueUpdate
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ def make(
     builds, references, buckets = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Bucket]()
     packed: dict[str, Packed] = {}
     jobs: dict[str, Job] = {}
+    precision = Precision(request.precision).on(gpu=builds.made_for.get("device") != "cpu")
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
     with timing() as phases:
         for number, batch in enumerate(wanted, 1):
@@ -177,7 +179,10 @@ def make(
                     bucket = _bucket(number, batch, runner, ready.chosen.job.feeds)
                     job = ready.chosen.job
                     packed[bucket.program] = builds.pack(ENGINE.compile(job), job, runner.executable)
-                    references[bucket.program], jobs[bucket.program] = _reference(ready), job
+                    references[bucket.program], jobs[bucket.program] = (
+                        _reference(ready, precision, computed_in(flat)),
+                        job,
+                    )
                 buckets.append(bucket)
                 chosen.append((runner.label, ready.why, runner.notes))
             ENGINE.forget(flat)
@@ -239,18 +244,23 @@ def _refuse_to_train(flat: FlatGraph) -> None:
         )
 
 
-def _reference(ready: Ready) -> Reference:
+def _reference(ready: Ready, precision: Precision, computed: Mapping[str, str]) -> Reference:
     """What a step gives: as the reference has it, where its inputs are small; else what this one gives, which is verified, for a few rows.
 
-    The rows are repeated when it is read.
+    The rows are repeated when it is read. What is opened is held to it as closely as this step, and other right ones, came.
     """
     feeds, known = ready.chosen.job.feeds, ready.setup.reference
     ready.runner.executable.load_state({})  # what is opened draws the numbers of a first step
-    if sum(value.nbytes for value in feeds.values()) <= LARGEST_REFERENCE:
-        return known or Reference(feeds, ready.runner.step(feeds), _ITSELF)
-    few = {name: _first_rows(value, LARGEST_REFERENCE // len(feeds)) for name, value in feeds.items()}
-    whole = {name: np.resize(value, feeds[name].shape) for name, value in few.items()}
-    return Reference(few, ready.runner.step(whole), _ITSELF)
+    few = feeds
+    if sum(value.nbytes for value in feeds.values()) > LARGEST_REFERENCE:
+        few = {name: _first_rows(value, LARGEST_REFERENCE // len(feeds)) for name, value in feeds.items()}
+        feeds, known = {name: np.resize(value, feeds[name].shape) for name, value in few.items()}, None
+    outputs = ready.runner.step(feeds)
+    own = known or Reference(few, outputs, _ITSELF)
+    checks = [one.comparison for one in ready.runner.checks if one.precision == precision.value]
+    checks.append(compare(outputs, own.outputs, precision=precision, computed=computed))
+    found = [(one.name, one.needed) for check in checks for one in check.outputs if math.isfinite(one.needed)]
+    return replace(own, needed={name: max(one for other, one in found if other == name) for name, _ in found})
 
 
 def _first_rows(value: NDArray[Any], most: int) -> NDArray[Any]:
@@ -489,6 +499,7 @@ def verify_step(step: Callable[[Arrays], Arrays], reference: Reference, manifest
     """
     precision = Precision(manifest.precision).on(gpu=manifest.made_for.get("device") != "cpu")
     found = compare(step(reference.feeds), reference.outputs, precision=precision, computed=reference.computed)
+    found = held_to(found, reference.needed, precision)
     if not found.passed:
         raise EngineError(
             f"it gives other outputs than {reference.source}:",

@@ -42,6 +42,9 @@ ROOM = 3.0
 out, were 0.93 to 1.28 times as far in six samples in half precision, in all kernel modes, and TensorFlow's 0.76 to 1.1 times in TF32
 (`benchmarks/notes/probes/rounding.txt`); what cuts bits off where TF32 rounds was 1.2 to 14 times."""
 
+_SAME_KERNELS = 16.0
+"""Units in the last place that may come between two runs of the same kernels, in which a library may sum in another order."""
+
 _MANY = 64
 """Elements of an output from which on its distance is held to what rounding to TF32 does. Of a few, it may leave nothing by chance."""
 
@@ -196,6 +199,27 @@ def compare(
                 one = _within(one, max(explained, coarsest, least))
             results.append(_as_a_whole(one) if precision.half else one)
     return ModelComparison(tuple(results))
+
+
+def held_to(found: ModelComparison, needed: Mapping[str, float], precision: Precision) -> ModelComparison:
+    """Refuses outputs that are further from what is expected than the same kernels were before: `ROOM` times as far, or some units.
+
+    The tolerances of a coarse precision are for kernels that nobody knows. They would let pass what other weights give.
+
+    Args:
+        needed: Output -> tolerance that it needed before; others are left as they are.
+    """
+    if precision not in _UNIT:
+        return found
+    most = {name: max(ROOM * one, _SAME_KERNELS * _UNIT[precision]) for name, one in needed.items()}
+    return ModelComparison(
+        tuple(
+            replace(one, passed=False, tolerance=most[one.name])
+            if one.passed and not one.exact and one.needed > most.get(one.name, math.inf)
+            else one
+            for one in found.outputs
+        )
+    )
 
 
 def compare_state(

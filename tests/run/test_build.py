@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import msplit
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
+from msplit.inputs.reference import load_reference
 from msplit.run import build as builds
 from msplit.run.build import load
 from msplit.run.request import RunRequest
@@ -191,6 +193,25 @@ def test_the_next_step_may_be_of_any_batch(kept: Path) -> None:
 def test_batches_share_weights(kept: Path, tmp_path: Path) -> None:
     one = built("mmoe_small.pb", tmp_path / "one")
     assert files.read(kept).files["weights.bin"][0] == one.weight_bytes
+
+
+def test_answers_in_tf32_are_held_to_how_close_they_came_when_it_was_built(kept: Path) -> None:
+    """TF32's own tolerance, 20 %, is for kernels that nobody knows: weights of another model passed it."""
+    manifest = files.read(kept)
+    for bucket in manifest.rungs:
+        reference = load_reference(kept / bucket.reference)
+        assert reference.needed.keys() >= reference.outputs.keys()
+        assert max(reference.needed.values()) < 1e-4
+    reference = builds.whole_reference(reference, bucket, manifest.computed)
+    on_gpu = replace(manifest, precision="tf32", made_for={**manifest.made_for, "device": "cuda"})
+
+    def answer(by: float) -> Any:
+        return lambda feeds: {name: value * np.float32(1 + by) for name, value in reference.outputs.items()}
+
+    assert builds.verify_step(answer(1e-3), reference, on_gpu).passed
+    assert builds.verify_step(answer(0.1), replace(reference, needed={}), on_gpu).passed
+    with pytest.raises(msplit.MsplitError, match="other outputs than"):
+        builds.verify_step(answer(0.1), reference, on_gpu)
 
 
 @pytest.mark.tf

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from msplit.core.arguments import Precision
 from msplit.inputs.make import make_inputs
-from msplit.verify.compare import best_of, compare, compare_state, computed_in
+from msplit.verify.compare import best_of, compare, compare_state, computed_in, held_to
 from msplit.verify.tolerances import least_state_tolerances, output_tolerances, state_tolerances
 from tests.inputs.graphs import flat_of
 
@@ -104,6 +104,26 @@ def test_tf32_is_looser_for_float32_only():
     assert not one(got, expected, precision=Precision.IEEE).passed
     assert one(got, expected, precision=Precision.TF32).passed
     assert not one(got.astype(np.float64), expected.astype(np.float64), precision=Precision.TF32).passed
+
+
+def test_what_was_close_before_is_held_to_that_in_a_coarse_precision():
+    expected = {"y": np.linspace(0.5, 1.0, 8, dtype=np.float32), "n": np.arange(3)}
+
+    def passes(by, needed, precision=Precision.TF32, far=0):
+        got = {"y": expected["y"] * np.float32(1 + by), "n": expected["n"] + far}
+        found = compare(got, expected, precision=precision)
+        assert far or precision is Precision.IEEE or found.passed
+        return held_to(found, needed, precision).passed
+
+    assert passes(0.1, {})
+    assert not passes(0.1, {"y": 0.0})
+    assert not passes(0.1, {"y": 0.01})
+    assert passes(0.1, {"y": 0.04})
+    assert passes(1e-3, {"y": 0.0})
+    assert not passes(1e-3, {"y": 0.0}, Precision.IEEE)  # its own tolerance is closer
+    assert passes(1e-5, {"y": 0.0}, Precision.IEEE)
+    assert not passes(0.0, {"y": 0.0, "n": 0.0}, far=1)
+    assert passes(0.0, {"y": 0.0, "n": 0.0})
 
 
 def test_shape_type_and_names_must_agree():
