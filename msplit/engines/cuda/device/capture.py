@@ -66,7 +66,11 @@ def capture(
         torch.cuda.synchronize(origin.device)
         if release:
             torch.cuda.empty_cache()
-        graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+        try:
+            graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+        except RuntimeError:
+            _leave(pool, origin)
+            raise
         _kept.clear()
         try:
             yield graph
@@ -76,14 +80,20 @@ def capture(
                 for stream in others:
                     origin.wait_stream(stream)
             with contextlib.suppress(RuntimeError):
-                _end(graph)
+                _end(graph, pool)
             raise
         graph.kept = [*_kept]
         _kept.clear()
-        _end(graph)
+        _end(graph, pool)
 
 
-def _end(graph: torch.cuda.CUDAGraph) -> None:
+def _leave(pool: Any, stream: torch.cuda.Stream) -> None:
+    """Has a pool of memory take further captures: where one does not begin, or does not end, PyTorch (2.11) leaves the pool open."""
+    with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # it is not open, or is the graph's own
+        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+
+
+def _end(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """Ends a capture on the current stream.
 
     Where that fails, PyTorch (2.11) leaves its generator of random numbers in the state of a capture, so that nothing in the process can
@@ -92,6 +102,7 @@ def _end(graph: torch.cuda.CUDAGraph) -> None:
     try:
         graph.capture_end()
     except RuntimeError:
+        _leave(pool, torch.cuda.current_stream())
         with contextlib.suppress(RuntimeError), warnings.catch_warnings(action="ignore"):  # this graph is empty
             again = torch.cuda.CUDAGraph()
             again.capture_begin(capture_error_mode="relaxed")

@@ -16,6 +16,7 @@ from msplit.engines.cuda.autotune.conv import FAMILY
 from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.device import device as pools
+from msplit.engines.cuda.device.capture import capture
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.runtime import output_staging
@@ -246,3 +247,34 @@ def test_what_is_issued_for_a_gpu_that_is_not_the_current_one_goes_there(monkeyp
     assert launched == [(0, 7, 3), (1, 7, 3)]
     assert entered == [1, 1]
     assert Device(torch.device("cpu")).is_current
+
+
+@pytest.mark.parametrize("fails", ["capture_begin", "capture_end"])
+def test_a_capture_that_fails_closes_its_pool(fails, monkeypatch):
+    def fail(self, **named):
+        raise RuntimeError("operation failed")
+
+    stream, closed = SimpleNamespace(device="cpu", device_index=3), []
+    graph = type("Graph", (), {"capture_begin": lambda self, **named: None, "capture_end": lambda self: None})
+    setattr(graph, fails, fail)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *what: closed.append(what), raising=False)
+    with pytest.raises(RuntimeError, match="operation failed"), capture([stream], (0, 7)):
+        pass
+    assert closed == [(3, (0, 7))]
+
+
+@pytest.mark.gpu
+def test_a_capture_that_fails_leaves_its_memory_to_the_next():
+    pool, stream, data = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), torch.ones(4, device="cuda")
+    for _ in range(2):
+        with pytest.raises(RuntimeError), capture([stream], pool):
+            (data + 1).cpu()  # no stream that is captured can be waited for
+        with capture([stream], pool) as graph:
+            found = data + 1
+        graph.replay()
+        torch.cuda.synchronize()
+        assert found.tolist() == [2] * 4
