@@ -170,6 +170,7 @@ FREE_OF_EFFECTS = (
 )
 """Stateful ops that nobody misses when nobody uses what they give."""
 GATHERS = ops_with("gather")
+EXCHANGES = ops_with("exchange")
 IF = ops_with("if")
 IMAGE_CONVOLUTIONS = ops_with("image convolution")
 JOINS = ops_with("join")

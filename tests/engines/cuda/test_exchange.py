@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -291,6 +292,25 @@ def test_a_variable_that_takes_rows_is_refused():
     flat, values = flat_of(made.as_graph_def(), outputs=["loss", step.op.name]), {"state": np.zeros(2, np.float32)}
     with pytest.raises(EngineError, match=r"node carried: a variable takes rows of the batch"):
         collectives(flat, {"x": np.ones(2, np.float32)}, values, Shards(2, ("x",)))
+
+
+def test_branches_are_grouped_as_without_an_exchange():
+    """Each gradient has a place of its own in the message, by which branches that are alike seemed to differ."""
+    meta, training = training_models.build("towers", "Adagrad", resource=True, batch=None, small=True)
+    flat, fed = loaded(meta.SerializeToString(deterministic=True)), [training.feeds(BATCH, step) for step in range(3)]
+    state, shards = training.state(), Shards(2, tuple(fed[0]))
+    made = job_of(flat, fed[0], state, KernelMode.GROUPED)
+
+    def count(shards):
+        program = ENGINE.compile(replace(made, options=replace(made.options, shards=shards))).program
+        found = Counter(step.op.op for step in program.steps)
+        return {op: found[op] for op in ("MatMul", "_GroupedMatMul", "BatchMatMulV2", "ReluGrad", "BiasAddGrad")}
+
+    assert count(shards) == count(None)
+    expected, after = alone(flat, fed, state, KernelMode.GROUPED)
+    every, variables = together(lambda feeds: job_of(flat, feeds, state, KernelMode.GROUPED), fed, shards, state)
+    np.testing.assert_allclose([one["loss"] for one in every[0]], [one["loss"] for one in expected], rtol=WITHIN)
+    assert not [name for name, away in apart(variables[1], after).items() if away > 10 * WITHIN]
 
 
 @campaign

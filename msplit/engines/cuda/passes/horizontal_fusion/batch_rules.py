@@ -21,7 +21,17 @@ from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch
 from msplit.engines.cuda.passes.horizontal_fusion.weights import grouped_attrs
 from msplit.engines.cuda.passes.pattern import Readers, channels_last, heights, value_key
 from msplit.opset import schema
-from msplit.opset.traits import BATCH_MATMULS, EPILOGUE_STEPS, GATHERS, JOINS, MATMULS, RESHAPES, VIEWS, ops_with
+from msplit.opset.traits import (
+    BATCH_MATMULS,
+    EPILOGUE_STEPS,
+    EXCHANGES,
+    GATHERS,
+    JOINS,
+    MATMULS,
+    RESHAPES,
+    VIEWS,
+    ops_with,
+)
 
 Build = Callable[[Batch], list[Key]]
 """Makes the ops of a merge; the stacked value per output port. It raises `Unproved` where these members can not be merged."""
@@ -242,6 +252,7 @@ BATCH_RULES: dict[str, BatchRule] = {
 
 FORWARD = 3
 """Ops ahead that must read two ops alike for a merge that costs something."""
+_MEETINGS = JOINS | EXCHANGES
 _CHAIN = 12
 """Ops ahead whose kernels are counted for what a merge saves."""
 
@@ -302,9 +313,9 @@ class Signatures:
             following = {}
             for number in self._graph.ops:
                 read = self._readers.get(number, ())
-                # Where a branch enters a join differs from branch to branch.
+                # Where a branch enters a join differs from branch to branch, and which gradient it is of those that processes exchange.
                 after = {
-                    (port, -1, ops[by].op) if ops[by].op in JOINS else (port, slot, current[by])
+                    (port, -1, ops[by].op) if ops[by].op in _MEETINGS else (port, slot, current[by])
                     for port, slot, by in read
                 }
                 following[number] = self._number((current[number], tuple(sorted(after, key=repr))))
