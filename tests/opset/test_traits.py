@@ -24,7 +24,8 @@ DATA = Path(traits.__file__).with_name("data")
 # Ops of DeepRec and of TensorFlow Recommenders Addons, of older TensorFlows, and of msplit's engine.
 ELSEWHERE = {
     "KvResourceGather", "KvResourceGatherV1", "KvVarHandleOp", "RowPartitionFromSplits", "TFRA>CuckooHashTableOfTensors",
-    "TFRA>HkvHashTableOfTensors", "TensorArrayV2FromTensor", "_AllGather", "_AllReduce", "_FusedBatchMatMulV2", "_FusedBinary", "_GroupedLookup", "_GroupedMatMul",
+    "TFRA>HkvHashTableOfTensors", "TensorArrayV2FromTensor",
+    "_AllGather", "_AllReduce", "_FusedBatchMatMulV2", "_FusedBinary", "_GroupedLookup", "_GroupedMatMul",
     "_LayerNorm", "_PeerCopy",
 }  # fmt: skip
 
