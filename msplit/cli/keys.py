@@ -123,6 +123,8 @@ class Keys(Parameter):
             if kind is not click.BOOL:
                 self.fail(f"{name!r} has no value: write it as {key.text}", param, ctx)
             return key, True
+        if kind is FILE and not text:  # which a path takes for the folder
+            self.fail(f"{name}: the name of the file is empty", param, ctx)
         try:
             return key, kind.convert(text, param, ctx)
         except click.BadParameter as problem:

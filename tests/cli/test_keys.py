@@ -32,6 +32,13 @@ def context_of(command: str, *arguments: str) -> click.Context:
     return known.make_context(command, list(arguments))
 
 
+def test_a_file_without_a_name_is_refused_and_not_taken_for_the_folder() -> None:
+    for option, text in (("--server", "h:1,ca="), ("--measure", "save-reference=")):
+        command = "load" if option == "--server" else "bench"
+        with pytest.raises(click.BadParameter, match="the name of the file is empty"):
+            context_of(command, str(MODEL), option, text)
+
+
 def test_keys_are_given_one_by_one_or_with_commas_and_values_may_have_commas() -> None:
     given = context_of("bench", str(MODEL), "--measure", "duration=1,builds=2", "--measure", "warmup=0").params[
         "measure"
