@@ -12,7 +12,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("*.py"))
-NEEDS = {"memory_needed.py": "scipy", "serving.py": "uvicorn"}
+NEEDS = {"memory_needed.py": "scipy", "serving.py": "uvicorn", "two_towers.py": "uvicorn"}
 """What a script needs that the tests' environment may lack."""
 
 _START = """

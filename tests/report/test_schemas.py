@@ -130,10 +130,9 @@ def test_other_answers_of_these_commands(tmp_path: Path) -> None:
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.cli.runner import msplit
 
-    if all(
-        map(importlib.util.find_spec, ("tensorflow", "torch"))
-    ):  # TensorFlow is asked in a process that has it already
-        run = functools.partial(forked.run, server=forked.TENSORFLOW, quick=True)
+    if importlib.util.find_spec("tensorflow"):  # TensorFlow is asked in a process that has it already
+        imports = forked.TENSORFLOW if importlib.util.find_spec("torch") else ("tensorflow", *forked.COMMANDS)
+        run = functools.partial(forked.run, server=imports, quick=True)
         stand_in = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
         monkeypatch.setattr("msplit.cli.doctor.subprocess", stand_in)
 

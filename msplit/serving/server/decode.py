@@ -8,7 +8,7 @@ other and with the model; only what fits becomes an array.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -372,6 +372,8 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
     if proto.tensor_shape.unknown_rank:
         raise invalid(f"input {name} does not say its shape")
     shape = _shape([dim.size for dim in proto.tensor_shape.dim], name)
+    if any(one[0] == _CONTENT for one in found):
+        found = [*(one for one in found if one[0] != _CONTENT), _last(data, found, _CONTENT)]
     text = _VALUES["object"]
     used = sorted(
         {one[0] for one in found if one[0] == text or any(stop > start for _, start, stop in _each(data, [one]))}
@@ -381,7 +383,7 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
         fields = ", ".join([messages.TensorProto.DESCRIPTOR.fields_by_number[number].name for number in used])
         raise invalid(f"input {name} is {dtype.name}, and its values are in {fields}")
     if used == [_CONTENT]:
-        return _content(data, _last(data, found, _CONTENT), name, dtype, shape)
+        return _content(data, found[-1], name, dtype, shape)
     listed = [span for span in found if span[0] == own]
     if own == _FLOAT8 and listed:
         listed = [_last(data, listed, own)]
@@ -565,15 +567,15 @@ def _listed(
     own = wire.LENGTH if dtype.hasobject else _WIRE_TYPES.get(tensors.name_of(dtype), wire.VARINT)
     places = _each(data, spans)
     if dtype.hasobject:
-        kinds = Counter(map(itemgetter(0), places))
-        if kinds.keys() - {own}:
-            raise invalid(f"input {name} has values that are no {dtype.name}")
+        count = sum(
+            1 for kind, _, _ in places if kind == own
+        )  # protobuf does not know the others, and passes over them
 
         def texts() -> NDArray[Any]:
             found = places if isinstance(places, list) else _each(data, spans)
-            return np.fromiter([data[start:end] for _, start, end in found], object, kinds[own])
+            return np.fromiter([data[start:end] for kind, start, end in found if kind == own], object, count)
 
-        return Input(name, dtype, shape, kinds[own], texts, fills)
+        return Input(name, dtype, shape, count, texts, fills)
     unit, varints = _FIXED.get(own, 1), own == wire.VARINT
     several, one_part = bytearray(), len(spans) == 1 and spans[0][1] >= 0
     for kept_as, start, end in places:
