@@ -185,15 +185,29 @@ SLOW = tomllib.loads((Path(__file__).parent / "slow.toml").read_text("utf-8"))
 """Seconds of processor time that tests may take: `longest`, those of `tests` more."""
 
 
+_OLD = 0.1
+"""Seconds for which a reading of processor times is taken for the present."""
+
+
 class _Spent:
     """Times from here on."""
 
+    _read = (-1.0, os.times())
+    """When processor times were last read, and what they were: where many threads are, that takes half a millisecond."""
+
     def __init__(self) -> None:
-        self._began, self._times = time.perf_counter(), os.times()
+        self._began = time.perf_counter()
+        if self._began - _Spent._read[0] > _OLD:
+            _Spent._read = self._began, os.times()
+        self._times = _Spent._read[1]
 
     def wall(self) -> float:
         """Seconds by the clock."""
         return time.perf_counter() - self._began
+
+    def most(self) -> float:
+        """Seconds that all processors have had."""
+        return self.wall() * (os.cpu_count() or 1)
 
     def processor(self) -> float:
         """Seconds of processors that this process took, and those that it started and that are over. One that ends here and has worked
@@ -201,16 +215,16 @@ class _Spent:
         now, before = os.times(), self._times
         own = now.user + now.system - before.user - before.system
         others = now.children_user + now.children_system - before.children_user - before.children_system
-        return own + min(others, self.wall() * (os.cpu_count() or 1))
+        return own + min(others, self.most())
 
 
-def _too_slow(item: pytest.Item, seconds: float) -> str | None:
-    """Why a test that took so many seconds of processor time fails for that, or None. While other work runs, nobody can tell.
+def _too_slow(item: pytest.Item, spent: _Spent) -> str | None:
+    """Why a test fails for the processor time that it took, or None. While other work runs, nobody can tell.
 
     The limits are of `scripts/test`: tests on a GPU and tests of kernels in Triton's interpreter, which it skips, have none.
     """
     limit = SLOW["tests"].get(f"{item.path.name}::{item.name}", SLOW["longest"])
-    if seconds <= limit or CAMPAIGN:
+    if CAMPAIGN or spent.most() <= limit or (seconds := spent.processor()) <= limit:
         return None
     if any(map(item.get_closest_marker, ("gpu", "needs_triton", "interpretable"))) or _busy():
         return None
@@ -261,11 +275,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def _written_down(item: pytest.Item) -> Generator[None, object, object]:
-    spent = _Spent()
+    name = os.environ.get("MSPLIT_DURATIONS")
+    spent = _Spent() if name else None
     try:
         return (yield)
     finally:
-        if name := os.environ.get("MSPLIT_DURATIONS"):
+        if name and spent:
             row = [item.nodeid, round(spent.processor(), 3), round(spent.wall(), 3)]
             with open(name, "a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -297,9 +312,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         if item.get_closest_marker("idle") and (why := _busy()):
             pytest.skip(f"it failed, and {why}")
         raise
-    if loaded == _LARGE & sys.modules.keys() and (
-        why := _too_slow(item, spent.processor())
-    ):  # no test is charged with an import
+    if loaded == _LARGE & sys.modules.keys() and (why := _too_slow(item, spent)):  # no test is charged with an import
         pytest.fail(why, pytrace=False)
     return result
 

@@ -37,17 +37,22 @@ def item(name: str, *markers: str) -> Any:
     return SimpleNamespace(path=Path("x/test_a.py"), name=name, get_closest_marker=lambda one: one in markers)
 
 
+def spent(processor: float, most: float = 100.0) -> Any:
+    return SimpleNamespace(most=lambda: most, processor=lambda: processor)
+
+
 def test_a_test_above_its_limit_fails_where_the_machine_is_idle(conftest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conftest, "SLOW", {"longest": 3.0, "tests": {"test_a.py::test_b": 8.0}})
     monkeypatch.setattr(conftest, "CAMPAIGN", False)
     monkeypatch.setattr(conftest, "_busy", lambda: None)
-    assert conftest._too_slow(item("test_b"), 7.9) is None
-    assert conftest._too_slow(item("test_c"), 2.9) is None
-    assert "8.1 s of processor time are more than its limit of 8.0 s" in conftest._too_slow(item("test_b"), 8.1)
-    assert "more than its limit of 3.0 s" in conftest._too_slow(item("test_c"), 3.1)
-    assert conftest._too_slow(item("test_c", "gpu"), 3.1) is None
+    assert conftest._too_slow(item("test_b"), spent(7.9)) is None
+    assert conftest._too_slow(item("test_c"), spent(2.9)) is None
+    assert "8.1 s of processor time are more than its limit of 8.0 s" in conftest._too_slow(item("test_b"), spent(8.1))
+    assert "more than its limit of 3.0 s" in conftest._too_slow(item("test_c"), spent(3.1))
+    assert conftest._too_slow(item("test_c", "gpu"), spent(3.1)) is None
+    assert conftest._too_slow(item("test_c"), spent(3.1, most=3.0)) is None, "no processor can have worked so long"
     monkeypatch.setattr(conftest, "_busy", lambda: "the machine is busy")
-    assert conftest._too_slow(item("test_c"), 3.1) is None
+    assert conftest._too_slow(item("test_c"), spent(3.1)) is None
 
 
 def test_what_a_file_leaves_is_not_looked_through_in_the_next(conftest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,14 +73,16 @@ def test_what_a_file_leaves_is_not_looked_through_in_the_next(conftest: Any, mon
 
 
 def test_time_is_that_of_processors(conftest: Any) -> None:
-    spent = conftest._Spent()
+    time.sleep(2 * conftest._OLD)  # what was read before is not taken for the present
+    began = conftest._Spent()
     time.sleep(0.1)
-    assert spent.wall() >= 0.1
-    waited = spent.processor()
+    assert began.wall() >= 0.1
+    waited = began.processor()
     end = time.process_time() + 0.1
     while time.process_time() < end:
         pass
-    assert waited < 0.1 < spent.processor() + 0.02
+    assert waited < 0.1 < began.processor() + 0.02
+    assert began.processor() <= began.most()
 
 
 def test_the_tests_that_have_a_limit_are_there() -> None:

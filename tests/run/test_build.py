@@ -365,6 +365,16 @@ def mutated(draw: Any, value: Any) -> Any:
     return draw(OTHERS)
 
 
+def test_a_constant_of_no_type_is_told_as_damage(kept: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(kept, tmp_path / "build"))
+    program = json.loads((folder / "1.json").read_text())
+    bound = next(value for step in program["steps"] for value in step["bound"].values())
+    bound[0] = None
+    change(folder, "1.json", lambda _: json.dumps(program).encode())
+    with pytest.raises(msplit.MsplitError, match="the build is damaged"):
+        msplit.open(folder)
+
+
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("name", ["manifest.json", "1.json"])

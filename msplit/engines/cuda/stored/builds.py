@@ -19,6 +19,7 @@ from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Job
 from msplit.engines.cuda.device.capture import empty_cache
 from msplit.engines.cuda.device.device import Device, precision, priorities
 from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels import store
 from msplit.engines.cuda.kernels.store import Store, file_of
 from msplit.engines.cuda.options import EngineOptions
@@ -98,8 +99,11 @@ class Opened:
 
     def restore(self, program: bytes, feeds: Arrays, host: HostPart | None = None) -> Restored:
         """A bucket, not yet running, with inputs for it and what the host runs around it."""
-        with Device.of(self._place).entered(), precision(self._ieee):
-            found = unpack(program, self._memory, feeds, fits=self._fits)
+        try:
+            with Device.of(self._place).entered(), precision(self._ieee):
+                found = unpack(program, self._memory, feeds, fits=self._fits)
+        except Unsupported as problem:
+            raise ValueError(str(problem)) from None
         if host is None:
             return found
         compiled = replace(found.compiled, optimized=replace(found.compiled.optimized, host=host))

@@ -22,7 +22,6 @@ from msplit.engines.base import STEPS, Arrays
 from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, torch_dtype
 from msplit.engines.cuda.ir.graph import FUSED, Key, OpGraph
-from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.windows import ROUNDS, TILES
 from msplit.engines.cuda.kernels.codec import decode, decode_array, encode, encode_array
@@ -88,13 +87,11 @@ def tensor_of(data: Any, memory: torch.Tensor) -> torch.Tensor:
     """A tensor in the memory of a file, bytes on a device, from what `Weights.add` gave.
 
     Raises:
-        ValueError: It would lie outside of it, or have no type.
+        ValueError: It would lie outside of it.
+        Unsupported: Its type has no tensors.
     """
     name, shape, stride, start = data
-    try:
-        dtype = torch_dtype(name)
-    except Unsupported as problem:
-        raise ValueError(str(problem)) from None
+    dtype = torch_dtype(name)
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else -1
     if (
         not all(isinstance(one, int) and 0 <= one < _LARGEST for one in (*shape, *stride, start))
@@ -168,7 +165,7 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
             them where there is a GPU; ops, weights and streams stay.
 
     Raises:
-        ValueError, TypeError, KeyError, IndexError, AttributeError: That is no such data.
+        ValueError, TypeError, KeyError, IndexError, AttributeError, Unsupported: That is no such data.
         EngineError: A kernel can not be made anew here.
     """
     found = json.loads(data)
