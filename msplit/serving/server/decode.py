@@ -372,22 +372,29 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
     if proto.tensor_shape.unknown_rank:
         raise invalid(f"input {name} does not say its shape")
     shape = _shape([dim.size for dim in proto.tensor_shape.dim], name)
-    if any(one[0] == _CONTENT for one in found):
-        found = [*(one for one in found if one[0] != _CONTENT), _last(data, found, _CONTENT)]
-    text = _VALUES["object"]
-    used = sorted(
-        {one[0] for one in found if one[0] == text or any(stop > start for _, start, stop in _each(data, [one]))}
-    )
+    used = _used(data, found)
     own = _VALUES.get(tensors.name_of(dtype), _FLOAT8)
     if len(used) > 1 or not {own, _CONTENT}.issuperset(used):
         fields = ", ".join([messages.TensorProto.DESCRIPTOR.fields_by_number[number].name for number in used])
         raise invalid(f"input {name} is {dtype.name}, and its values are in {fields}")
     if used == [_CONTENT]:
-        return _content(data, found[-1], name, dtype, shape)
+        return _content(data, _last(data, found, _CONTENT), name, dtype, shape)
     listed = [span for span in found if span[0] == own]
     if own == _FLOAT8 and listed:
         listed = [_last(data, listed, own)]
     return _listed(data, listed, name, dtype, shape, fills=True)
+
+
+def _used(data: bytes, spans: list[Span]) -> list[int]:
+    """Numbers of the fields of values that have any. Strings may be empty; of contents the last counts."""
+    text, contents = _VALUES["object"], [one for one in spans if one[0] == _CONTENT]
+    looked_at = [
+        *(one for one in spans if one[0] != _CONTENT),
+        *([_last(data, contents, _CONTENT)] if contents else []),
+    ]
+    return sorted(
+        {one[0] for one in looked_at if one[0] == text or any(end > start for _, start, end in _each(data, [one]))}
+    )
 
 
 def _texts(data: bytes, span: Span, name: str, most: int) -> Input | None:
