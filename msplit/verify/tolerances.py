@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,10 @@ CARRIED = 3.0
 _MOVES = 5
 """Number of times that values are moved to learn what that does to an output, which may be a single number."""
 
+MORE_MOVES = range(1, _MOVES)
+"""Seeds of further moves, for variables that one move does not explain. A ReLU that lets another example through moved the slots of an
+expert of MMoE, which few of 128 examples reach, by 0.2 to 0.5, in 4 of 10 steps whose values were moved by a rounding of TF32."""
+
 
 _TIMES_ROUNDING = 8.0
 """Quotient of how far `_STATE` moves values and of rounding in its precision."""
@@ -51,6 +55,7 @@ def state_tolerances(
     draws: bool,
     precision: Precision,
     tolerance: float | None = None,
+    seeds: Iterable[int] = (0,),
 ) -> dict[str, float]:
     """Tolerance of each variable against another computation of the same steps, relative to its root mean square.
 
@@ -66,6 +71,7 @@ def state_tolerances(
         draws: Whether they draw random numbers.
         precision: In which the steps are made.
         tolerance: In place of the type's own.
+        seeds: Seeds of the moves, each of which takes the steps once more; see `MORE_MOVES`.
     """
     amplitude = _STATE[precision][1]
     least = least_state_tolerances(state, after, precision, tolerance)
@@ -78,8 +84,8 @@ def state_tolerances(
     again = away(state)
     if draws and any(again[name] > most for name, most in least.items()):
         return least
-    carried = away(_moved(state, amplitude))
-    return {name: max(most, CARRIED * max(carried[name], again[name])) for name, most in least.items()}
+    carried = [again, *(away(_moved(state, amplitude, seed)) for seed in seeds)]
+    return {name: max(most, CARRIED * max(one[name] for one in carried)) for name, most in least.items()}
 
 
 def undetermined(

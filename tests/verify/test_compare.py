@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from msplit.core.arguments import Precision
 from msplit.inputs.make import make_inputs
+from msplit.verify import stepping
 from msplit.verify.compare import best_of, compare, compare_state, computed_in, held_to
-from msplit.verify.tolerances import least_state_tolerances, output_tolerances, state_tolerances
+from msplit.verify.tolerances import _moved, least_state_tolerances, output_tolerances, state_tolerances
 from tests.inputs.graphs import flat_of
 
 
@@ -249,6 +250,24 @@ def test_what_rounding_does_to_a_step_is_allowed_and_no_more():
     begun = variables(w=[1.0, 1.0, 1.0, 1.0])
     edge = state_tolerances(begun, relu_step(begun), relu_step, draws=False, precision=Precision.IEEE)
     assert edge["w"] > 0.5  # half of the units learn or do not
+
+
+def test_a_unit_that_few_moves_let_through_is_rounding(monkeypatch):
+    """The unit lies so far from its edge that one move in five carries it over. What no move does stays wrong."""
+    monkeypatch.setattr(stepping, "draws", lambda truth: False)
+    monkeypatch.setattr(stepping, "variables_after", lambda truth, fed, state: relu_step(state))
+    begun = variables(w=[1 + 2.0**-9, 3.0, 3.0, 3.0])
+    after = relu_step(begun)
+    moves = [relu_step(_moved(begun, 2.0**-8, seed))["w"][0] > 0.9 for seed in range(5)]
+    assert any(moves)
+    assert not moves[0]
+
+    def learned(w):
+        steps = stepping.Steps(None, [], begun, None, None)
+        return steps.learned(variables(w=w), after, Precision.TF32, None, lambda names: None)
+
+    assert learned([1 + 2.0**-9, 2.5, 2.5, 2.5]).passed
+    assert not learned([after["w"][0], 2.5, 2.5, 0.0]).passed
 
 
 def test_steps_that_draw_numbers_are_held_to_the_plain_tolerance_where_they_draw_others():
