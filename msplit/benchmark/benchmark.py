@@ -10,7 +10,7 @@ Measures the speed of a build, beside one stream of the same kernels.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 
 from msplit.assignment.model import opened
-from msplit.benchmark.diagnose import Limits, hints
+from msplit.benchmark.diagnose import Limits, hints, sharing_loses
 from msplit.benchmark.results import BatchSweep, Bench, Traced
 from msplit.benchmark.timing import bench as measure
 from msplit.core.arguments import Precision
@@ -31,11 +31,11 @@ from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest
 from msplit.inputs.examples import hits
-from msplit.progress import Progress, timing
+from msplit.progress import Progress, silent, timing
 from msplit.run.build import LoadedBuild, load
 from msplit.run.compilation import beside_float32, chosen_variant, compiled
 from msplit.run.request import BenchOptions, keywords_of, refuse_exclusions
-from msplit.run.setup import BenchRequest, StreamIds, on_all, plural
+from msplit.run.setup import BenchRequest, Setup, StreamIds, on_all, plural
 from msplit.run.tuning import Tuned, confirmed
 from msplit.run.variants import as_recorded, naming_open_shapes, set_up
 from msplit.schedule.judge import bounds
@@ -70,15 +70,20 @@ def bench(
 
 
 def bench_for(
-    flat: FlatGraph | str | os.PathLike[str], asked: BenchRequest, *, progress: Progress | None = None
+    flat: FlatGraph | str | os.PathLike[str],
+    asked: BenchRequest,
+    *,
+    progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Bench:
-    """`bench`, with its options as a request."""
+    """`bench`, with its options as a request. `warn` hears what is to be known before anything is measured; else `progress` does."""
     with timing() as phases, ExitStack() as errors:
         flat = opened(flat)
         comparison = asked.comparison
         request, said = as_recorded(flat, asked.run)
         errors.enter_context(naming_open_shapes(flat, request))
         setup = set_up(flat, request, comparison, progress=progress)
+        said = (*said, *_warned(setup, warn or (lambda text: (progress or silent)(text, 0.0))))
         made = compiled(setup, progress)
         request, tuned = setup.request, made.tuned
         variants = beside_float32(setup, made)
@@ -121,6 +126,15 @@ def bench_for(
         placements=placements,
         preparation=sums,
     )
+
+
+def _warned(setup: Setup, warn: Callable[[str], None]) -> list[str]:
+    """Warns where GPUs that share a step can hardly gain. Gives what was said."""
+    gpus, costs = len(setup.request.shared), setup.job.costs
+    loses = sharing_loses(setup.job.flat, costs, gpus) if gpus and costs is not None else ""
+    if loses:
+        warn(loses)
+    return [loses] if loses else []
 
 
 def _limited(job: Job, variants: Sequence[Variant], tuned: Tuned | None) -> Limits | None:
@@ -254,7 +268,12 @@ def bench_build(
 
 
 def sweep(
-    flat: FlatGraph, request: BenchRequest, batches: Sequence[int], *, progress: Progress | None = None
+    flat: FlatGraph,
+    request: BenchRequest,
+    batches: Sequence[int],
+    *,
+    progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> BatchSweep:
     """Measures a model with each of several batches, one after the other. See `bench`.
 
@@ -281,7 +300,9 @@ def sweep(
                 progress(f"batch {batch}: {what}", (number + share) / len(batches))
 
         try:
-            runs[batch] = bench_for(flat, replace(request, run=request.run.sized(batch=batch)), progress=tell)
+            runs[batch] = bench_for(
+                flat, replace(request, run=request.run.sized(batch=batch)), progress=tell, warn=warn
+            )
         except EngineError as problem:
             failed[batch] = problem.what
             if not runs and len(failed) == len(set(batches)):

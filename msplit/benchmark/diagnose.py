@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from msplit.cost.costs import Costs
+from msplit.cost.gpus import data_sheet
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.choose import WORTH
 from msplit.schedule.judge import Bounds, StepBounds, bounds
@@ -58,6 +59,24 @@ def hints(flat: FlatGraph, costs: Costs) -> Hints:
         heaviest=(flat.graph.names[heaviest], float(time[heaviest]) / work),
         most=of.max_gain,
         limit=of.limit,
+    )
+
+
+def sharing_loses(flat: FlatGraph, costs: Costs, gpus: int) -> str:
+    """Says by what it can not pay to share the rows of a step between GPUs, by the cost model; "" where it may.
+
+    The least that a step takes on one GPU is divided evenly. One thread starts a step on each further one, and copies its inputs there.
+    """
+    about = hints(flat, costs)
+    sheet = data_sheet(costs.gpu)
+    one, more = about.work_us / about.most, gpus - 1
+    launched, copied = more * sheet.other_gpu_us, more * sheet.link_us
+    if one - one / gpus > launched + copied:
+        return ""
+    return (
+        f"{gpus} GPUs can hardly share a step and gain: by the cost model it takes {one:.0f} µs on one GPU at best, of which "
+        f"sharing its rows saves {one - one / gpus:.0f} µs; to start it on {more} more takes {launched:.0f} µs, and copies "
+        f"{copied:.0f} µs. Give each GPU requests of its own: `msplit load --gpus`."
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from msplit.cli import measuring, options
+from msplit.cli import measuring, options, output
 from msplit.cli.keys import Keys, given, key, option, together
 from msplit.cli.measuring import Measured
 from msplit.cli.measuring import Run as ComparedRun
@@ -98,10 +98,10 @@ def command(
     measuring.refuse(then, request.run, beside.limit, flat)
     if work.several:
         with telling() as tell:
-            swept = sweep(flat, request, work.several, progress=tell)
+            swept = sweep(flat, request, work.several, progress=tell, warn=output.tell)
         return measuring.report(flat, swept, beside, then, asked.style, force=asked.force)
     with telling() as tell:
-        found = bench_for(flat, request, progress=tell)
+        found = bench_for(flat, request, progress=tell, warn=output.tell)
     written: list[str] = []
     if asked.trace is not None and found.traced:  # what gives wrong outputs is not traced
         from msplit import formats
@@ -184,7 +184,7 @@ def tune_command(
     places = (search.output, search.plan_out, measured.save_reference)
     check_places(flat, [path for path in places if path is not None], force=force)
     with telling() as tell:
-        found = bench_for(flat, request, progress=tell)
+        found = bench_for(flat, request, progress=tell, warn=output.tell)
     written: list[str] = []
     if found.tuned is not None and not found.result.failed:
         written = write(

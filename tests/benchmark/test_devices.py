@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,15 @@ import numpy as np
 import pytest
 
 import msplit
+from msplit.assignment.model import price
+from msplit.benchmark.benchmark import bench_for
+from msplit.benchmark.diagnose import sharing_loses
+from msplit.cli.output import tell
 from msplit.cost.profile import Workload
 from msplit.errors import MsplitError
 from msplit.inputs.make import feeds_for
 from msplit.run.request import RunRequest
+from msplit.run.setup import BenchRequest
 
 pytest.importorskip("torch")
 pytest.importorskip("tensorflow")
@@ -49,9 +55,14 @@ def test_a_single_one_is_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bench_has_a_row_of_all_gpus_beside_the_same_on_one() -> None:
+    told: list[str] = []
     found = msplit.bench(
-        SAMPLE, **dict(TWO, settings=msplit.Settings(duration=0.02, warmup=0, builds=1, min_rounds=2, verify_inputs=1))
+        SAMPLE,
+        progress=lambda what, _: told.append(what),
+        **dict(TWO, settings=msplit.Settings(duration=0.02, warmup=0, builds=1, min_rounds=2, verify_inputs=1)),
     )
+    (loses,) = (note for note in found.notes if note.startswith("2 GPUs can hardly share a step"))
+    assert told[0] == loses, "it is told before anything is compiled or measured"
     *others, last = found.result.variants
     assert last.label.endswith("2 simulated GPUs")
     one = last.label.removesuffix(", 2 simulated GPUs")
@@ -60,6 +71,37 @@ def test_a_bench_has_a_row_of_all_gpus_beside_the_same_on_one() -> None:
     assert {ratio.over for ratio in last.ratios} == {found.result.baseline, one}
     assert not found.result.failed
     assert last.facts["devices"] == ["cpu:0", "cpu:1"]
+
+
+def test_a_command_warns_before_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Compiles(Exception):
+        """Ends the command."""
+
+    def compiled(*_: Any) -> None:
+        raise Compiles
+
+    monkeypatch.setattr("msplit.benchmark.benchmark.compiled", compiled)
+    with pytest.raises(Compiles):
+        bench_for(SAMPLE, BenchRequest.of(**TWO), warn=tell)
+    assert capsys.readouterr().err.startswith("2 GPUs can hardly share a step and gain: by the cost model it takes ")
+
+
+def test_what_sharing_costs_is_held_against_what_it_saves() -> None:
+    """By the cost model: the shortest that a step may take on one GPU, the start on each further one, and the copies."""
+    flat = msplit.load(SAMPLE)
+
+    def said(batch: int, gpus: int) -> str:
+        return sharing_loses(flat, price(flat, Workload(batch))[1], gpus)
+
+    found = re.search(
+        r"takes ([\d,]+) µs on one GPU at best, .* saves ([\d,]+) µs; .* takes 84 µs, and copies 54 µs", said(5, 4)
+    )
+    assert found is not None
+    one, saved = map(float, found.groups())
+    assert saved == pytest.approx(one * 3 / 4, abs=1)
+    assert said(1 << 22, 2) == ""
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,10 @@ def test_a_batch_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyP
     request = {"engine": "tensorflow", "streams": (2,), "settings": QUICK}
     from msplit.benchmark import benchmark as module
 
-    def bench(flat, request, *, progress=None):
+    def bench(flat, request, *, progress=None, warn=None):
         if request.run.workload.batch == 4:
             raise EngineError("out of memory")
-        return real(flat, request, progress=progress)
+        return real(flat, request, progress=progress, warn=warn)
 
     real = module.bench_for
     monkeypatch.setattr(module, "bench_for", bench)

@@ -33,7 +33,7 @@ from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.cuda.passes.distributed.split import Split
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
-from msplit.engines.cuda.passes.pipeline import Context, list_fusions, run_passes, shapes_of
+from msplit.engines.cuda.passes.pipeline import Context, list_fusions, run_passes, specialized_copy
 from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
@@ -360,10 +360,8 @@ def _half(feeds: Arrays, inputs: Sequence[str]) -> Arrays:
     return {name: resized(value) if name in inputs else value for name, value in feeds.items()}
 
 
-def _resized(
-    graph: OpGraph, context: Context, feeds: Arrays, host: HostPart | None
-) -> dict[Key, tuple[int, ...]] | None:
-    """Shapes that other feeds give, of what the host makes of them, too; None where the graph takes no other number of rows.
+def _resized(graph: OpGraph, context: Context, feeds: Arrays, host: HostPart | None) -> OpGraph | None:
+    """The graph as other feeds specialize it, and what the host makes of them; None where it takes no other number of rows.
 
     Raises:
         EngineError: A variable takes them, so that it would be another one for each process.
@@ -373,7 +371,7 @@ def _resized(
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     try:
-        return shapes_of(graph, replace(context, feeds=feeds, shards=None))
+        return specialized_copy(graph, replace(context, feeds=feeds, shards=None))
     except EngineError as error:
         if KEEPS_SHAPE in error.what:
             fix = "train on one GPU, or leave that update out: --target"

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks import training_models
 from msplit.core.arguments import Precision
@@ -19,7 +21,7 @@ from msplit.engines.cuda.ops.embedding import IN_ORDER
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.cuda.passes.distributed import allreduce as collectives_pass
 from msplit.errors import EngineError
-from tests.campaign import CAMPAIGN, campaign
+from tests.campaign import CAMPAIGN, campaign, examples
 from tests.engines.cuda.cases import flat_of, initial_values, options_of, scattered
 from tests.engines.cuda.together import together
 from tests.training_graphs import apart, loaded, stored
@@ -210,6 +212,90 @@ def test_rows_alone(clipped):
     assert_same(flat, fed, state, Shards(2, ("x", "ids")))
 
 
+def rows_loss(tf, table, x, ids, kind):
+    """A loss of rows of a table: looked up one by one, as distinct rows, or put together by segment."""
+    unique, places = tf.unique(ids)
+    if kind == "distinct":
+        rows = tf.gather(tf.gather(table, unique), places)
+    elif kind == "segments":
+        rows = tf.sparse.segment_sum(tf.gather(table, unique), places, tf.range(tf.size(places)))
+    elif kind == "lookup_sparse":
+        count = tf.shape(ids, out_type=tf.int64)[0]
+        sparse = tf.SparseTensor(tf.stack([tf.range(count), tf.zeros_like(ids)], 1), ids, [count, 1])
+        rows = tf.compat.v1.nn.embedding_lookup_sparse(table, sparse, None, combiner="mean")
+    else:
+        rows = tf.gather(table, ids)
+    return tf.reduce_mean(tf.square(rows - x))
+
+
+def rows_step(tf, v1, kind, optimizer):
+    """A step of that, its gradient as it is or summed up before, beside sums of squares, or without a number of the batch in it."""
+    table = v1.get_variable("weights", [IDS, WIDTH], use_resource=True)
+    x, ids = v1.placeholder(tf.float32, [None, WIDTH], "x"), v1.placeholder(tf.int64, [None], "ids")
+    loss, trainer = rows_loss(tf, table, x, ids, kind), OPTIMIZERS[optimizer](v1.train)
+    if kind == "constant":
+        loss = tf.reduce_mean(tf.reduce_sum(tf.gather(table, ids), 1))
+    ((gradient, _),) = trainer.compute_gradients(loss)
+    if kind in ("summed before", "squares and sums"):
+        unique, places = tf.unique(gradient.indices)
+        total, squares = (
+            tf.math.unsorted_segment_sum(rows, places, tf.size(unique))
+            for rows in (gradient.values, tf.square(gradient.values))
+        )
+        gradient = tf.IndexedSlices(total, unique, gradient.dense_shape)
+    if kind == "squares and sums":
+        seen = v1.get_variable("seen", [IDS, WIDTH], use_resource=True, initializer=v1.ones_initializer())
+        with tf.control_dependencies([seen.scatter_add(tf.IndexedSlices(squares, unique))]):
+            change = tf.IndexedSlices(0.1 * total / tf.sqrt(tf.gather(seen, unique)), unique)
+        return loss, tf.group(table.scatter_sub(change), name="step")
+    if kind == "counts":
+        unique, places = tf.unique(ids)
+        counted = tf.math.unsorted_segment_sum(
+            tf.ones_like(ids, tf.float32)[:, None] * tf.ones([1, WIDTH]), places, tf.size(unique)
+        )
+        gradient = tf.IndexedSlices(counted, unique, gradient.dense_shape)
+    return loss, trainer.apply_gradients([(gradient, table)], name="step")
+
+
+@pytest.mark.parametrize("mode", list(KernelMode) if CAMPAIGN else [KernelMode.FUSED_AND_GROUPED])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"] if CAMPAIGN else ["sgd", "adagrad"])
+@pytest.mark.parametrize(
+    "kind", ["distinct", "segments", "lookup_sparse", "summed before", "squares and sums", "constant", "counts"]
+)
+def test_distinct_rows_are_those_of_all(kind, optimizer, mode):
+    """However the distinct ids of a process are found, with shapes of its own on the way or a second time."""
+    flat, state = small(lambda tf, v1: rows_step(tf, v1, kind, optimizer))
+    fed = [{name: one[name] for name in ("x", "ids")} for one in batches()]
+    assert_same(flat, fed, state, Shards(2, ("x", "ids")), mode=mode)
+
+
+@settings(max_examples=examples(6, 300), deadline=None)
+@given(
+    ids=st.lists(st.integers(0, IDS - 1), min_size=8, max_size=8) | st.integers(0, IDS - 1).map(lambda one: [one] * 8),
+    seed=st.integers(0, 1 << 16),
+    ranks=st.sampled_from([2, 4]),
+    optimizer=st.sampled_from(["sgd", "adagrad"]),
+)
+def test_rows_of_all_are_summed_up_as_one_would_to_the_bit(ids, seed, ranks, optimizer):
+    """Each process sends its rows as they are, in their order in the batch, also those of an id that it has several times."""
+    flat, state = rows_graph(optimizer)
+    x = np.random.default_rng(seed).normal(size=(len(ids), WIDTH)).astype(np.float32)
+    fed = [{"x": x, "ids": np.array(ids)}] * 2
+    for mode in (KernelMode.PLAIN, KernelMode.GROUPED):
+        _, expected = alone(flat, fed, state, mode)
+        _, variables = together(
+            lambda feeds, mode=mode: job_of(flat, feeds, state, mode), fed, Shards(ranks, ("x", "ids")), state
+        )
+        for own in variables:
+            for name, value in expected.items():
+                np.testing.assert_array_equal(own[name], value, strict=True)
+
+
+@functools.cache
+def rows_graph(optimizer):
+    return small(lambda tf, v1: rows_step(tf, v1, "each", optimizer))
+
+
 def test_counts_of_ids_are_of_all_rows():
     def build(tf, v1):
         counts = v1.get_variable("weights", [IDS], initializer=v1.zeros_initializer(), use_resource=False)
@@ -304,7 +390,8 @@ def test_branches_are_grouped_as_without_an_exchange():
     def count(shards):
         program = ENGINE.compile(replace(made, options=replace(made.options, shards=shards))).program
         found = Counter(step.op.op for step in program.steps)
-        return {op: found[op] for op in ("MatMul", "_GroupedMatMul", "BatchMatMulV2", "ReluGrad", "BiasAddGrad")}
+        kinds = ("MatMul", "_GroupedMatMul", "BatchMatMulV2", "ReluGrad", "BiasAddGrad", "Pack", "_ApplyRows")
+        return {op: found[op] for op in (*kinds, "_UniquePadded", "_StackedSegmentSum", "UnsortedSegmentSum")}
 
     assert count(shards) == count(None)
     expected, after = alone(flat, fed, state, KernelMode.GROUPED)
@@ -355,8 +442,8 @@ def keras_step(tf, v1, kind):
 @pytest.mark.parametrize("kind", ["adagrad", "adam", *(["rmsprop"] if CAMPAIGN else [])])
 def test_squares_of_rows_are_those_of_the_whole_batch(kind):
     flat, state = small(lambda tf, v1: keras_step(tf, v1, kind))
-    given = [{name: one[name] for name in ("x", "ids")} for one in batches()]
-    assert_same(flat, given, state, Shards(2, ("x", "ids")))
+    fed = [{name: one[name] for name in ("x", "ids")} for one in batches()]
+    assert_same(flat, fed, state, Shards(2, ("x", "ids")))
 
 
 def test_classes_that_are_drawn_are_the_same_everywhere():
@@ -368,8 +455,8 @@ def test_classes_that_are_drawn_are_the_same_everywhere():
         return tf.reduce_mean(tf.nn.sampled_softmax_loss(weights, biases, ids[:, None], x @ dense, 5, 20)), None
 
     flat, state = small(build)
-    given = [{name: one[name] for name in ("x", "ids")} for one in batches()]
-    assert_same(flat, given, {**state, STEPS_BEFORE: np.array(0, np.int64)}, Shards(2, ("x", "ids")))
+    fed = [{name: one[name] for name in ("x", "ids")} for one in batches()]
+    assert_same(flat, fed, {**state, STEPS_BEFORE: np.array(0, np.int64)}, Shards(2, ("x", "ids")))
 
 
 @pytest.mark.parametrize("mode", [KernelMode.PLAIN, KernelMode.GROUPED])
@@ -381,6 +468,5 @@ def test_sums_of_the_rows_of_all_are_made_in_one_order(mode):
     shards = Shards(4, tuple(feeds), is_open=False)
     graph = ENGINE.compile(replace(job, options=replace(job.options, shards=shards))).optimized.graph
     sums = [op for op in graph.ops.values() if op.op in ("UnsortedSegmentSum", "_StackedSegmentSum")]
-    rows = {op.node: graph.shape(op.inputs[0])[-2] for op in sums}
-    assert {rows[op.node] for op in sums} == {BATCH, 4 * BATCH}  # of one process, and of all
-    assert all(bool(op.attrs.get(IN_ORDER)) == (rows[op.node] == 4 * BATCH) for op in sums)
+    assert {graph.shape(op.inputs[0])[-2] for op in sums} == {4 * BATCH}  # none of one process alone
+    assert all(op.attrs.get(IN_ORDER) for op in sums)

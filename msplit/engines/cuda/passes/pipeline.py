@@ -63,7 +63,7 @@ class Context:
         compile: Whether fused groups become kernels; otherwise each is one op that runs its members one by one.
         constants: Constants that are on the device already.
         shards: How the batch is split over processes; None: it is not.
-        resized: Shapes with another size of the batch, where the graph leaves it open; see `shapes_of`.
+        resized: The graph with another size of the batch, where it leaves that open; see `specialized_copy`.
         split: Where flat nodes run, of a graph for several GPUs.
         half: The type in which is computed what gains from half precision; "" for none.
         wide: Flat nodes that stay in float32 all the same.
@@ -84,7 +84,7 @@ class Context:
     compile: bool = False
     constants: Mapping[Key, torch.Tensor] | None = None
     shards: Shards | None = None
-    resized: Mapping[Key, tuple[int, ...]] | None = None
+    resized: OpGraph | None = None
     split: Split | None = None
     half: str = ""
     wide: frozenset[int] = frozenset()
@@ -146,6 +146,10 @@ def _allreduce(graph: OpGraph, context: Context) -> bool:
     """Rows that come from others make what is behind them longer."""
     if context.shards is None:
         return False
+    # Between ids and what takes them stand no shapes of one process, and no second search for what is distinct.
+    rewrites.eliminate_identity(graph)
+    updates.keep_distinct(graph)
+    tidy(graph)
     if insert_allreduce(graph, context.shards, context.resized):
         tidy(graph)
         return _specialize(graph, context)
@@ -287,11 +291,11 @@ def run_passes(graph: OpGraph, context: Context, *stages: Stage, pipeline: tuple
                     legal, before = found, fingerprint(graph)
 
 
-def shapes_of(graph: OpGraph, context: Context) -> dict[Key, tuple[int, ...]]:
-    """Shapes of all values with the feeds of a context, by the keys that they have before `insert_allreduce`. The graph is not changed."""
+def specialized_copy(graph: OpGraph, context: Context) -> OpGraph:
+    """A copy with the shapes and constants that the feeds of a context give, by the keys that they have before `insert_allreduce`."""
     copy = graph.copy()
     run_passes(copy, context, Stage.IMPORTED, Stage.SPECIALIZED, pipeline=_FIXES_SHAPES)
-    return copy.shapes
+    return copy
 
 
 def run_dry(graph: OpGraph, context: Context) -> None:

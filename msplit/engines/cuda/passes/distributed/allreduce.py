@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
@@ -135,7 +135,7 @@ class _Walk:
 
     graph: OpGraph
     shards: Shards
-    resized: Mapping[Key, tuple[int, ...]] | None
+    resized: OpGraph | None
     kinds: dict[Key, Kind] = field(default_factory=dict)
     waves: dict[Key, int] = field(default_factory=dict)
     longer: set[Key] = field(default_factory=set)  # made of gathered rows: the same, whatever the size of the batch
@@ -153,12 +153,19 @@ class _Walk:
 
     def resizes(self, key: Key) -> bool:
         """Returns whether the size of the batch is one of its sizes, as far as that is known."""
-        other = None if self.resized is None else self.resized.get(key)
+        other = None if self.resized is None else self.resized.shapes.get(key)
         return other is not None and self.graph.shapes.get(key) != other
+
+    def counts(self, key: Key) -> bool:
+        """Returns whether rows are constants that are no shares of a mean: of another number of rows each is the same."""
+        other = None if self.resized is None else self.resized.constants.get(key)
+        return other is not None and all(
+            np.array_equal(*pair) for pair in zip(self.graph.constants.get(key, ()), other, strict=False)
+        )
 
     def is_number(self, key: Key) -> bool:
         """Returns whether it is made of numbers that have a mean."""
-        return self.graph.dtypes.get(key, "").startswith(("float", "bfloat"))
+        return (self.graph.dtype(key) or "").startswith(("float", "bfloat"))
 
     def say(self, op: Op, slot: int, *, gathered: bool = False, scaled: bool = False) -> None:
         """Lets an op read what is exchanged in the place of what it reads."""
@@ -177,8 +184,8 @@ class _Walk:
         slots = mutated(op)
         if slots:
             self._update(op, slots)
-        elif op.node in self.again:
-            self.say(op, 0, gathered=True, scaled=op.op == _SUM)
+        elif op.node in self.again and not (op.inputs[0] in self.longer and self.kind(op.inputs[0]) is Kind.SAME):
+            self.say(op, 0, gathered=True, scaled=op.op == _SUM and not self.counts(op.inputs[0]))
         elif op.op == _DRAWN and (self.resized is None or self.resizes((op.node, 0))):
             self.kinds[op.node, 0] = Kind.LOCAL
         else:
@@ -241,7 +248,7 @@ class _Walk:
         """Says of what kind the outputs of an op are that have a fixed size, and those that the batch has a part in."""
         for key in self.outputs(op):
             kind = rows if self.resizes(key) else fixed
-            is_known = self.resized is not None and key in self.resized
+            is_known = self.resized is not None and key in self.resized.shapes
             if kind is Kind.PART and not (is_known and self.is_number(key)):
                 kind = Kind.LOCAL
             if kind is not Kind.SAME:
@@ -256,7 +263,7 @@ class _Walk:
             if rows is not None and slot in (rows.gradient, rows.indices) and self._gathers(op, rows):
                 if slot == rows.gradient and key in self.longer and kind is Kind.SAME:
                     continue  # they are of all processes already
-                scaled = slot == rows.gradient and self.is_number(key) and key not in self.graph.constants
+                scaled = slot == rows.gradient and self.is_number(key) and not self.counts(key)
                 self.say(op, slot, gathered=True, scaled=scaled and kind is not Kind.SAME)
                 continue
             if kind is Kind.SAME:
@@ -278,13 +285,13 @@ class _Walk:
         return self.kind(indices) is Kind.LOCAL and self.graph.shape(gradient) != ()
 
 
-def insert_allreduce(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple[int, ...]] | None) -> bool:
+def insert_allreduce(graph: OpGraph, shards: Shards, resized: OpGraph | None) -> bool:
     """Inserts the collectives that processes need. True if rows are gathered, so that some shapes are others afterwards.
 
     Args:
         graph: Specialized, for the rows of one process.
         shards: How many there are, and which inputs each has rows of its own of.
-        resized: Shapes that another size of the batch gives; None where the graph fixes it.
+        resized: The graph as another size of the batch specializes it; None where the graph fixes that.
 
     Raises:
         EngineError: A variable would not be the same everywhere.
@@ -317,10 +324,15 @@ def _is_loss(walk: _Walk, key: Key) -> bool:
 
 
 def _sum_again(graph: OpGraph, shards: Shards) -> frozenset[int]:
-    """Behind the distinct ids of sparse gradients and the sums of their rows, of one process, puts those of all, which read them as they
-    are: they are to be gathered. Gives the ops that do so."""
+    """Lets the distinct ids of sparse gradients and the sums of their rows be those of all processes. Gives the ops that find them, whose
+    inputs are to be gathered.
+
+    Ids and rows are gathered as they are: each process's own distinct ids take as many places, and so nothing is gained by finding them
+    first. Rows that are put together by segment become one for each place first: these are summed up a second time, those of all.
+    """
     reached = {graph.feeds[name] for name in graph.feeds if name in shards.inputs or name.endswith(HANDED)}
     readers, kept = graph.consumers(), graph.kept()
+    again: set[int] = set()
     added: dict[int, Op] = {}
     names: dict[Key, Key] = {}
     for number, op in graph.ops.items():
@@ -328,28 +340,30 @@ def _sum_again(graph: OpGraph, shards: Shards) -> frozenset[int]:
             continue
         reached |= {(number, port) for port in range(graph.ports(number) + 1)}
         sums = [graph.ops[reader] for reader in readers.get((number, 1), ())]
-        before = graph.ops.get(op.inputs[0][0])
-        is_second = before is not None and before.op == _DISTINCT
-        if op.op != _DISTINCT or is_second or (number, 1) in kept or not all(_sums(one, (number, 1)) for one in sums):
+        if not _is_distinct(graph, op) or (number, 1) in kept or not all(_sums(one, (number, 1)) for one in sums):
+            continue
+        count = graph.constant(np.array(graph.shapes[number, 0][0] * shards.count, np.int32))
+        if all(_sums_each(graph, one) for one in sums):
+            for one in sums:
+                one.inputs[2] = count
+            again |= {number, *(one.node for one in sums)}
             continue
         distinct = _like(graph, op, op.op, [(number, 0)])
-        count = graph.shapes[number, 0][0] * shards.count
-        every = [
-            _like(graph, one, _SUM, [(one.node, 0), (distinct.node, 1), graph.constant(np.array(count, np.int32))])
-            for one in sums
-        ]
+        every = [_like(graph, one, _SUM, [(one.node, 0), (distinct.node, 1), count]) for one in sums]
         added |= {one.node: one for one in (distinct, *every)}
         names[number, 0] = distinct.node, 0
         names |= {(old.node, 0): (new.node, 0) for old, new in zip(sums, every, strict=True)}
     graph.rename(names)
     graph.ops |= added
     graph.sort()
-    return frozenset(added)
+    return frozenset(again | added.keys())
 
 
 def _slices(graph: OpGraph, again: frozenset[int]) -> frozenset[Key]:
     """The rows of sparse gradients, back to where they come from. Those of one process are as many times larger as the batch is."""
-    sums = [graph.ops[graph.ops[number].inputs[0][0]].inputs[0] for number in again if graph.ops[number].op == _SUM]
+    sums = [graph.ops[number].inputs[0] for number in again if graph.ops[number].op == _SUM]
+    first = {key: graph.ops[key[0]] for key in sums if key[0] in graph.ops}
+    sums = [first[key].inputs[0] if key in first and first[key].op in _SUMS else key for key in sums]
     return _linear_in(graph, [*_gradients(graph), *sums]) | _squared(graph)
 
 
@@ -381,6 +395,23 @@ def _linear_in(graph: OpGraph, keys: Sequence[Key]) -> frozenset[Key]:
 
 def _sums(op: Op, places: Key) -> bool:
     return op.op in _SUMS and op.inputs[1] == places
+
+
+def _sums_each(graph: OpGraph, op: Op) -> bool:
+    """Returns whether a sum has a row and a place for each id."""
+    rows, count = graph.shape(op.inputs[0]), graph.constants.get(op.inputs[2])
+    return (
+        op.op == _SUM
+        and rows is not None
+        and count is not None
+        and rows[:1] == graph.shape(op.inputs[1]) == (int(count),)
+    )
+
+
+def _is_distinct(graph: OpGraph, op: Op) -> bool:
+    """Returns whether an op finds distinct ids, and not those of ids that are distinct already."""
+    before = graph.ops.get(op.inputs[0][0]) if op.op == _DISTINCT else None
+    return op.op == _DISTINCT and (before is None or before.op != _DISTINCT)
 
 
 def _like(graph: OpGraph, op: Op, name: str, inputs: list[Key]) -> Op:

@@ -148,7 +148,7 @@ _COMBINERS = {f"{op}Grad": op.removeprefix("SparseSegment").lower() for op in SP
 def sum_in_updates(graph: OpGraph) -> bool:
     """Lets updates by the sums of rows of distinct ids take the rows and the ids as they are. Whether there was one."""
     changed = offered(graph, lambda op: _sum_single_rows(graph, op))
-    changed |= _keep_distinct(graph)
+    changed |= keep_distinct(graph)
     return offered(graph, lambda op: _sum_in_update(graph, op)) or changed
 
 
@@ -178,7 +178,7 @@ def _sum_single_rows(graph: OpGraph, op: Op) -> bool:
     return True
 
 
-def _keep_distinct(graph: OpGraph) -> bool:
+def keep_distinct(graph: OpGraph) -> bool:
     """Takes ids that are distinct already for what they are, and their rows for their sums."""
     names: dict[Key, Key] = {}
     readers = graph.consumers()
