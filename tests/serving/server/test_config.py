@@ -223,5 +223,5 @@ def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_path_of_another_machine_is_to_be_copied() -> None:
-    with pytest.raises(MsplitError, match="(?s)no such file.*copy it to this machine"):
+    with pytest.raises(MsplitError, match=r"(?s)no such file.*copy it to this machine"):
         ModelConfig("m", Path("gs://bucket/model")).folders()
