@@ -172,7 +172,7 @@ def _of_model(flat: FlatGraph, settings: PoolSettings) -> tuple[Ports, Mapping[s
 
     request = RunRequest()
     rows, mixes = rows_of(flat, request)
-    batches, _ = batches_of(flat, request, settings, rows, mixes)
+    batches = batches_of(flat, request, settings, rows, mixes)
     shapes: dict[int, dict[str, Shape]] = {}
     for batch in batches or (0,):
         found = infer(flat, batch=batch or None)

@@ -143,7 +143,7 @@ def recipes(
     wanted = partial(batches_of, flat, request, rows=rows, mixes=mixes)
     compiled: LoadedBuild | None = None
     if engine.name == ENGINE.name:
-        every = tuple(sorted({batch for settings in several for batch in wanted(settings)[0]}))
+        every = tuple(sorted({batch for settings in several for batch in wanted(settings)}))
         made = make(flat, request, batches=every, progress=progress)
         if not every:  # the request settles a shape that has no rows
             buckets = tuple(replace(one, batch=None) for one in made.manifest.rungs)
@@ -151,13 +151,11 @@ def recipes(
         compiled = _in_memory(made, request.places[0])
 
     def recipe_of(settings: PoolSettings) -> Recipe:
-        batches, notes = wanted(settings)
+        batches = wanted(settings)
         if compiled is None:
-            recipe = _of_session(flat, request, batches, (rows, mixes), settings.max_rows, progress)
-        else:
-            recipe = _of_build(_with(compiled, lambda batch: not batches or batch in batches), why, settings)
-            recipe = replace(recipe, renews=_renews_model(flat, made, compiled, request))
-        return replace(recipe, notes=(*recipe.notes, *notes))
+            return _of_session(flat, request, batches, (rows, mixes), settings.max_rows, progress)
+        recipe = _of_build(_with(compiled, lambda batch: not batches or batch in batches), why, settings)
+        return replace(recipe, renews=_renews_model(flat, made, compiled, request))
 
     return recipe_of
 
@@ -185,8 +183,8 @@ def _limited(loaded: LoadedBuild, settings: PoolSettings) -> LoadedBuild:
 
 def batches_of(
     flat: FlatGraph, request: RunRequest, settings: PoolSettings, rows: Rows | None, mixes: str
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Buckets to prepare, none where shapes are fixed; and notes.
+) -> tuple[int, ...]:
+    """Buckets to prepare, none where shapes are fixed.
 
     Raises:
         MsplitError: Requests are to share steps, and can not.
@@ -195,20 +193,25 @@ def batches_of(
         if (settings.max_batch or 1) > 1 or settings.batches:
             fix = "leave --max-batch and --batch out (max_batch and batches in Python)"
             raise MsplitError("the model's inputs have fixed shapes, so that no step has room for more", fix=fix)
-        return (), ()
+        return ()
     _refuse_to_join(rows, settings, mixes)
     if settings.batches:
         if settings.max_batch is not None and settings.max_batch != max(settings.batches):
             what = f"max_batch is {settings.max_batch}, and the largest of the batches {max(settings.batches)}"
             raise MsplitError(what, fix="leave one of the two out")
-        return tuple(sorted(set(settings.batches))), ()
+        return tuple(sorted(set(settings.batches)))
     if rows is None:
-        return (request.workload.batch or 1,), (f"each request is a step of its own: {mixes}",)
+        return (request.workload.batch or 1,)
     largest = settings.max_batch or max(MAX_BATCH, request.workload.batch or 1)
     ladder = [1]
     while ladder[-1] * _STEP < largest:
         ladder.append(ladder[-1] * _STEP)
-    return tuple(dict.fromkeys([*ladder, largest])), ()
+    return tuple(dict.fromkeys([*ladder, largest]))
+
+
+def _apart(rows: Rows | None, mixes: str) -> tuple[str, ...]:
+    """A note, of a model whose batch may change, where requests can not be joined, cut or filled up: most of them may be refused."""
+    return () if rows is not None else (f"each request is a step of its own, with the shapes of a batch: {mixes}",)
 
 
 def _refuse_to_join(rows: Rows | None, settings: PoolSettings, mixes: str) -> None:
@@ -313,7 +316,7 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
         references[min(buckets)].feeds,
         manifest.label,
         ports.outputs(references[largest].outputs),
-        (*manifest.notes, *loaded.notes),
+        (*manifest.notes, *loaded.notes, *(_apart(rows, manifest.mixes) if 0 not in buckets else ())),
         {"why": why, "streams": buckets[largest].streams, "kernels": buckets[largest].kernels},
         threads=not polls,
         weight_bytes=found.weight_bytes,
@@ -373,7 +376,7 @@ def _of_session(
         {name: value[: entries[name] * min(shapes)] if entries.get(name) else value for name, value in feeds.items()},
         runner.label,
         ports.outputs(step(feeds)),
-        runner.notes,
+        (*runner.notes, *(_apart(*proof) if batches else ())),
         {"why": runner.why, **runner.facts},
         threads=True,
         owned=[runner.executable],

@@ -147,7 +147,7 @@ class Certificates:
             self._take(pems, config.client_verify)
         except (OSError, EOFError, ValueError) as problem:  # SSLErrors, too; a value is not said: it may be the key
             why = getattr(problem, "reason", None) or getattr(problem, "strerror", None) or "no PEM"
-            fix = "give PEM, or names of files with it: a key without a passphrase, and its certificate with those above it"
+            fix = "give PEM, or names of files in this folder: a key without a passphrase, and its certificate with those above it"
             raise self._wrong(f"key and certificates can not be used: {why}", fix) from None
 
     def _take(self, pems: Sequence[bytes], verify: bool) -> None:

@@ -70,7 +70,8 @@ class ModelConfig:
 def _numbered(path: Path) -> dict[int, Path]:
     """The folders of a path whose names are numbers; the path itself as version 1 where it is a model or a build."""
     if not path.exists():
-        raise LoadError("there is no such file or folder", where=str(path), fix="check the path")
+        fix = "copy it to this machine: only its own files are served" if ":/" in str(path) else "check the path"
+        raise LoadError("there is no such file or folder", where=str(path), fix=fix)
     if not path.is_dir() or is_build(path) or any((path / f"saved_model.{end}").exists() for end in ("pb", "pbtxt")):
         return {1: path}
     try:

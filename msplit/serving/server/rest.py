@@ -58,7 +58,7 @@ class HttpCall:
     def number(self) -> int | None:
         """The version that the path names."""
         number = self.request.path_params.get("version")
-        if number is not None and not (number.isascii() and number.isdigit() and len(number) < 20):
+        if number is not None and not (re.fullmatch("[0-9]{1,19}", number) and int(number) < 1 << 63):
             raise invalid(f"Failed to convert version: {number} to numeric.")
         return None if number is None else int(number)
 

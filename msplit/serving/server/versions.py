@@ -266,6 +266,8 @@ class Versions:
             for known in (self._seen, self._failed):
                 for key in [key for key in known if key[0] == name and key[1] not in wanted]:
                     known.pop(key)
+                    if self.models.statuses[name][key[1]].state is VersionState.START:  # it went while it was written
+                        self._say(*key, Status(VersionState.END))
             served = self.models.versions.get(name, {})
             if wanted and wanted.keys() <= served.keys():  # a version that is not ready replaces none
                 self._retire([version for number, version in served.items() if number not in wanted])

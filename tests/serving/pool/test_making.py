@@ -269,6 +269,8 @@ def test_rows_that_are_mixed_share_no_step(models: Mapping[str, Path]) -> None:
     reference = Reference(models["mixing"])
     with msplit.pool(models["mixing"], **SIMULATED, batches=(2, 3), groups=2) as pool:
         assert (pool.joins, pool.batches) == (False, (2, 3))
+        (note,) = [note for note in pool.about.notes if "each request is a step of its own" in note]
+        assert "over_the_batch" in note
         requests = [{"x": rows_of(seed, 2 + seed % 2, 1.0)["x"]} for seed in range(8)]
         answered(pool, requests, lambda one: reference.step(pool.outputs, one))
         with pytest.raises(MsplitError, match="over_the_batch"):

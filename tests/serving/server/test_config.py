@@ -220,3 +220,8 @@ def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "serving takes what is not installed here: uvicorn\n  fix: pip install " in done.err
     (said,) = [one for one in doctor.runnable([doctor._server()], ["serve"]) if one.subject == "serve"]
     assert (said.status, said.text) == ("missing", "uvicorn is not installed: `serve` needs it")
+
+
+def test_a_path_of_another_machine_is_to_be_copied() -> None:
+    with pytest.raises(MsplitError, match=r"(?s)no such file.*copy it to this machine"):
+        ModelConfig("m", Path("gs://bucket/model")).folders()

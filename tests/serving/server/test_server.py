@@ -389,6 +389,7 @@ def test_rows_and_columns(server: Server, expected: Any) -> None:
         ("nobody:predict", {"instances": [1]}, 404, "Servable not found for request: Latest(nobody)"),
         ("pairs/versions/4:predict", {"instances": [1]}, 404, "Specific(pairs, 4)"),
         ("pairs/versions/x:predict", {"instances": [1]}, 400, "Failed to convert version: x to numeric."),
+        (f"pairs/versions/{1 << 63}", None, 400, f"Failed to convert version: {1 << 63} to numeric."),
         ("mmoe_small:predict", b"[" + b" " * (2 << 20), 429, "bytes"),
         ("mmoe_small:explain", {"instances": [1]}, 400, "Malformed request: POST /v1/models/mmoe_small:explain"),
     ],

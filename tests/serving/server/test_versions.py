@@ -229,6 +229,16 @@ def test_what_is_written_while_it_is_opened_is_opened_anew(folder: Folder) -> No
         assert folder.opened.count(("m", 2)) == 2
 
 
+def test_what_goes_while_it_is_written_is_at_its_end(folder: Folder) -> None:
+    with Served(folder) as served:
+        folder.hold.clear()
+        new = folder.add(2)
+        wait(lambda: ("m", 2) in folder.opened)
+        shutil.rmtree(new)
+        folder.hold.set()
+        wait(lambda: served.states() == {2: "END", 1: "AVAILABLE"})
+
+
 def test_a_base_path_that_is_gone_changes_nothing(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     with Served(folder) as served:
         (folder.path / "m").rename(folder.path / "away")
