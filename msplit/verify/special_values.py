@@ -118,7 +118,8 @@ def _cases(compiled: Compiled, job: Job) -> Iterator[_Case]:
         as_they_are = all(one.dtype.name == wanted[slot] for slot, one in fixed.items())
         if not slots or [wanted[slot] for slot in slots] != [name for name, _ in step.inputs] or not as_they_are:
             continue
-        if draws := list(_draws(step.op, step.inputs, fixed.values(), str(attrs.get("DstT", "")))):
+        bounds = [np.array(attrs[name]) for name in ("tolerance",) if name in attrs]
+        if draws := list(_draws(step.op, step.inputs, [*fixed.values(), *bounds], str(attrs.get("DstT", "")))):
             key = (step.op, step.inputs, *step.more, _text(attrs), _text(fixed))
             yield _Case(key, step, node, slots, fixed, draws)
 
@@ -129,7 +130,8 @@ def _node_of(flat: FlatGraph, step: LoneStep) -> int | None:
     alike = {(flat.graph.ops[one], tuple(flat.graph.inputs(one))) for one in step.nodes}
     if len(alike) != 1 or flat.graph.ops[step.nodes[0]] != step.op:
         return None
-    return step.nodes[0] if step.op in _CHECKED or "DstT" in flat.graph.attrs[step.nodes[0]] else None
+    checked = step.op in _CHECKED or not flat.graph.attrs[step.nodes[0]].keys().isdisjoint(("DstT", "tolerance"))
+    return step.nodes[0] if checked else None
 
 
 def _text(mapping: Mapping[Any, Any]) -> str:

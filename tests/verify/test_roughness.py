@@ -38,13 +38,20 @@ def kink(tf, v1):
     tf.identity(tf.gradients(tf.nn.selu(x * 1e-3), x)[0], "y")
 
 
+def spectrum(tf, v1):
+    """Log-mel spectrum as speech models have it. All frequencies but one of a constant sound are zero but for rounding."""
+    sound = v1.placeholder(tf.float32, [None, 61], "x")
+    frames = tf.abs(tf.signal.stft(sound, 16, 8, 16))
+    tf.math.log(tf.matmul(frames, tf.signal.linear_to_mel_weight_matrix(5, 9, 8000)) + 1e-6, name="mel")
+
+
 @pytest.fixture(scope="module")
 def graphs():
-    outputs = {saturated: ["loss", "train_op"], logs: ["logs", "entropy"], kink: ["y"]}
+    outputs = {saturated: ["loss", "train_op"], logs: ["logs", "entropy"], kink: ["y"], spectrum: ["mel"]}
     return {build: graph_of(build, outputs=names) for build, names in outputs.items()}
 
 
-@pytest.mark.parametrize("build", [saturated, logs, kink], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", [saturated, logs, kink, spectrum], ids=lambda build: build.__name__)
 def test_what_roughness_decides_is_nobodys_fault(graphs, build):
     prepared(graphs[build], "full", 4 if build is saturated else 9, capture=False).close()
 
@@ -53,6 +60,11 @@ MUTANTS = {
     "logs that are never infinite": (logs, "Log", lambda y, node, x: x.clamp_min(1e-38).log()),
     "logs of small numbers are": (logs, "Log", lambda y, node, x: torch.where(x < 1e-20, -torch.inf, y)),
     "a gradient as above 0": (kink, "SeluGrad", lambda z, node, dy, y: dy * 1.0507),
+    "a frequency that is 1e-4 too loud": (
+        spectrum,
+        "RFFT",
+        lambda y, node, x, length: y * torch.linspace(1, 1.0001, y.shape[-1]),
+    ),
     "a wrong gradient": (saturated, "TanhGrad", lambda z, node, y, dy: dy * (1 - y.abs())),
 }
 

@@ -17,7 +17,7 @@ from tests.verify.mutants import lowered, prepared, values  # noqa: E402
 pytestmark = pytest.mark.tf
 
 OUTPUTS = ["least", "largest", "first", "last", "lower", "upper", "same", "log1p", "expm1", "above", "whole", "floor"]
-OUTPUTS += ["bounded", "taken", "rounded", "any"]
+OUTPUTS += ["bounded", "taken", "rounded", "any", "near"]
 
 
 def behind_products(tf, v1):
@@ -40,6 +40,7 @@ def behind_products(tf, v1):
     tf.identity(tf.where(a >= b, a, -b), "taken")
     tf.round(a, name="rounded")
     tf.reduce_any(a > 3.0, 1, name="any")
+    tf.raw_ops.ApproximateEqual(x=a, y=b, tolerance=0.1, name="near")
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,7 @@ MUTANTS = {
     "Minimum": lambda y, node, a, b: torch.fmin(a, b),
     "Maximum": lambda y, node, a, b: torch.fmax(a, b),
     "Equal": lambda y, node, a, b: (a - b).abs() == 0,
+    "ApproximateEqual": lambda y, node, a, b: (a - b).abs() < node.get("tolerance"),
     "Log1p": lambda y, node, x: (1 + x).log(),
     "Expm1": lambda y, node, x: x.exp() - 1,
     "Greater": lambda y, node, a, b: a >= b,

@@ -300,8 +300,9 @@ def equality(node: Node, x: Tensor, y: Tensor) -> Tensor:
 
 @lowering("ApproximateEqual")
 def approximate_equal(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """|x - y| < tolerance, computed in the inputs' dtype. NaN, and equal infinities, are not near anything."""
-    return torch.abs(x - y) < node.get("tolerance", 1e-5)
+    """|x - y| <= tolerance, computed in the inputs' dtype. NaN, and equal infinities, are not near anything."""
+    tolerance = torch.tensor(node.get("tolerance", 1e-5), dtype=torch.float32).item()  # the attribute is a float32
+    return torch.abs(x - y) <= tolerance
 
 
 def _forgiven(node: Node, x: Tensor, y: Tensor) -> bool:

@@ -97,7 +97,8 @@ def ctc_loss(
     before = torch.nn.functional.pad(states, (2, 0), value=blank)[:, : states.shape[1]]
     skips = (states != blank) & (states != before)  # from a label to another one, without the blank between
     skipped_to = torch.nn.functional.pad(skips, (0, 2))[:, 2:]
-    logarithms = torch.log_softmax(inputs, -1)
+    # As TensorFlow has it: a path over a probability that is zero in its type is none, where log_softmax knows better.
+    logarithms = torch.softmax(inputs, -1).log()
     emitted = logarithms.gather(2, states.expand(times, -1, -1)).where(inside, never)
     alive = torch.arange(times, device=inputs.device).reshape(-1, 1, 1) < sequence_length.reshape(1, -1, 1)
     last = torch.arange(times, device=inputs.device).reshape(-1, 1, 1) == sequence_length.reshape(1, -1, 1) - 1

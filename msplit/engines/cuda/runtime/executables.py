@@ -488,9 +488,15 @@ _AROUND_ZERO = {"elu": 1.0}
 Selu's gradient is that of positive ones, 0.6 times as large."""
 
 
+_TRANSFORMS = ("_fft_r2c", "_fft_c2c", "_fft_c2r")
+"""PyTorch's Fourier transforms. Each adds all of its input in an order of its own, so the zeros of a constant are an epsilon of its
+largest element."""
+
+
 class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
-    """A block in which functions are as rough as another library's may be: results are moved by up to some epsilons, not beyond 1, and
-    whatever an op makes below the least normal number is zero, as TensorFlow's threads on a CPU have it.
+    """A block in which functions are as rough as another library's may be: results are moved by up to some epsilons, not beyond 1, those
+    of a Fourier transform by up to one of the largest of them, and whatever an op makes below the least normal number is zero, as
+    TensorFlow's threads on a CPU have it.
 
     Args:
         seed: Of the moves.
@@ -505,10 +511,16 @@ class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         """Calls the op, and moves what it gives."""
         made = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in _TRANSFORMS:
+            largest = made.abs().amax(args[1], keepdim=True)
+            moves = self._generator.uniform(-1, 1, (2, *made.shape)) * torch.finfo(made.dtype).eps
+            turned = moves[0] + 1j * moves[1] if made.is_complex() else moves[0]
+            return made + (largest * torch.from_numpy(np.asarray(turned)).to(made.device)).to(made.dtype)
         narrow = isinstance(made, torch.Tensor) and made.dtype in (torch.float32, torch.float64)
         if not narrow or any(one.alias_info for one in func._schema.returns):  # a view, or what is changed in place
             return made
-        if (name := func.overloadpacket.__name__) in _ROUGH:
+        if name in _ROUGH:
             moves = torch.from_numpy(np.asarray(self._generator.uniform(-1, 1, tuple(made.shape)))).to(made.device)
             moves = moves * torch.finfo(made.dtype).eps
             moved = (made * (1 + _ROUGHLY * moves) + _AROUND_ZERO.get(name, 0.0) * moves * (made != 0)).to(made.dtype)

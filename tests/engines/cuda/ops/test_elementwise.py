@@ -328,6 +328,9 @@ def test_approximately_equal(tolerance, dtype):
     inputs = [values((40,), dtype, seed=1), values((40,), dtype, seed=2)]
     check("ApproximateEqual", inputs, attrs)
     check("ApproximateEqual", [inputs[0], inputs[0]], attrs)
+    edge = np.array(tolerance or 1e-5, np.float32).astype(dtype)
+    at = np.array([np.nextafter(edge, edge * 0), edge, np.nextafter(edge, edge * 2)])
+    check("ApproximateEqual", [np.append(at, -at), np.zeros(6, dtype)], attrs)
 
 
 DTYPES = [*FLOATS, "int8", "int32", "int64", "uint8", "bool", "complex64"]
