@@ -72,19 +72,19 @@ def forked_for(asks):
         asks.send(str(child).encode())
 
 asked, given = forked_for(socket.socket(fileno=int(sys.argv[1])))
-if asked["beside"]:
+while asked["beside"]:
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = os.fork()
     if server:
         its.close()
         importlib.import_module("tests.forked").BESIDE = mine, server, frozenset(sys.modules)
-    else:
-        mine.close()
-        for number in given:
-            os.close(number)
-        for handler in [one for one in logging.getLogger().handlers if type(one) is logging.NullHandler]:
-            logging.getLogger().removeHandler(handler)  # of `tests/conftest.py`
-        asked, given = forked_for(its)
+        break
+    mine.close()
+    for number in given:
+        os.close(number)
+    for handler in [one for one in logging.getLogger().handlers if type(one) is logging.NullHandler]:
+        logging.getLogger().removeHandler(handler)  # of `tests/conftest.py`
+    asked, given = forked_for(its)  # a server with front ends, say, which has one beside itself
 if asked["session"]:
     os.setsid()
 # What is passed on beside the three streams gets its own number in the end: first it goes out of the way of all of them.

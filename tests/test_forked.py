@@ -73,6 +73,21 @@ def test_many_one_after_the_other_and_side_by_side() -> None:
             assert one.returncode == 0
 
 
+def test_what_is_forked_beside_another_has_one_beside_itself() -> None:
+    """A server with front ends, which a worker of pytest has forked: it imports nothing anew."""
+    code = """
+import sys
+from tests import forked
+print(forked.BESIDE is not None, flush=True)
+forked._server = lambda _: forked.BESIDE[:2]
+if len(sys.argv) > 1:
+    forked.run([sys.executable, "-c", *sys.argv[1:]], beside=True, check=True)
+"""
+    command = [sys.executable, "-c", code, code, code]
+    done = forked.run(command, beside=True, cwd=forked.ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (3 * "True\n", "")
+
+
 @pytest.mark.tf
 def test_tensorflow_and_pytorch_run_in_it() -> None:
     """Nothing of them was started before the fork: `_SERVER` asserts that it has one thread."""

@@ -240,7 +240,7 @@ def _of_initializers(flat: FlatGraph, names: tuple[str, ...], op_libraries: Sequ
     with phase("initializing variables in TensorFlow"):
         runtime.load_op_libraries(op_libraries)
         config = runtime.session_config(1, cpu_only=True, optimized=False)
-        placed = replace(unplaced(flat), variables=names)
+        placed = replace(unplaced(flat), variables=names, fetches={}, targets=names[:1])  # no step of it runs
         with closing(SessionExecutable(model, placed, config, ieee=True, facts={})) as session:
             return session.save_state()
 

@@ -172,7 +172,7 @@ class SessionExecutable(Executable):
         self._stuck = False
         self._facts = dict(facts)
         self._model = str(model.path)
-        self._made = (model, config)
+        self._made = (model, config, placed.variables)
         self._graph = v1.Graph()
         self._session = v1.Session(graph=self._graph, config=config)
         self._last: list[NDArray[Any]] | None = None
@@ -180,7 +180,6 @@ class SessionExecutable(Executable):
             with errors_of(self._model), self._graph.as_default(), silent_deprecations():
                 set_precision(ieee)
                 _load(self._session, model, placed)
-                self._variables = {name: variables.variable_ops(self._graph, name) for name in placed.variables}
                 self._prepare(placed)
                 self._fill(model)
         except BaseException:
@@ -192,8 +191,7 @@ class SessionExecutable(Executable):
         self._inputs = {name: graph.get_tensor_by_name(tensor) for name, tensor in placed.feeds.items()}
         fetched, targets = variables.fetched(graph, placed.fetches, placed.targets)
         self._outputs = tuple(fetched)
-        feeds = list(self._inputs.values())
-        self._parts = (feeds, list(fetched.values()), targets)
+        self._parts = (list(self._inputs.values()), list(fetched.values()), targets)
 
     def _fill(self, model: Model) -> None:
         """Has the queues that a step reads filled, as the model's file says."""
@@ -211,6 +209,12 @@ class SessionExecutable(Executable):
         self._step = callable_of(self._session, *self._parts, timeout=self._timeout)
         self._filling = filling(model, self._session, reads)
 
+    @functools.cached_property
+    def _variables(self) -> dict[str, variables.VariableOps]:
+        """Ops for the values of variables, four for each: most sessions do without, and get their graph ready sooner."""
+        with self._graph.as_default():
+            return {name: variables.variable_ops(self._graph, name) for name in self._made[2]}
+
     @property
     def _fed(self) -> set[Any]:
         return {tensor.op for tensor in self._inputs.values()}
@@ -223,7 +227,7 @@ class SessionExecutable(Executable):
 
     def reopen(self) -> bool:
         """Opens another session on the same graph. See `Executable`."""
-        model, config = self._made
+        model, config, _ = self._made
         if model.is_saved_model or self._filling is not None or self._waits:
             return False
         self.close()
@@ -385,7 +389,7 @@ class SessionExecutable(Executable):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Gives variables the values that `save_state` of this or of another executable of the same model returned."""
         with errors_of(self._model):
-            variables.load(self._session, self._variables, state)
+            variables.load(self._session, self._variables if state else {}, state)
 
     def _arrays(self, feeds: Arrays) -> list[NDArray[Any]]:
         missing = [name for name in self._inputs if name not in feeds]
@@ -424,19 +428,15 @@ def _nodes(graph_def: Any) -> Iterator[Any]:
 
 def _load(session: Any, model: Model, placed: PlacedGraph) -> None:
     try:
-        _restore(session, model, placed)
+        placed = _here(placed)
+        if model.is_saved_model:
+            _load_saved_model(session, model, placed)
+        else:
+            tensorflow().graph_util.import_graph_def(placed.graph_def, name="")
+            _initialize(session, model)
     except tensorflow().errors.DataLossError:
         verify(model)  # of a checkpoint TensorFlow names neither the tensor nor what to do
         raise
-
-
-def _restore(session: Any, model: Model, placed: PlacedGraph) -> None:
-    placed = _here(placed)
-    if model.is_saved_model:
-        _load_saved_model(session, model, placed)
-        return
-    tensorflow().graph_util.import_graph_def(placed.graph_def, name="")
-    _initialize(session, model)
 
 
 def _initialize(session: Any, model: Model) -> None:

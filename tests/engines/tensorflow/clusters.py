@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
-import multiprocessing
+import select
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from msplit.engines.tensorflow import cluster as clusters
 from msplit.formats.cluster import Cluster, parse
+from tests import forked
 
 _SECONDS = 60
 
@@ -65,48 +64,27 @@ def here(workers: int, servers: int) -> Cluster:
     return cluster
 
 
-class _Pipe(io.TextIOBase):
-    """Standard output or error that goes to whoever started the process."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def write(self, text: str) -> int:
-        self._connection.send(text)
-        return len(text)
-
-
-def _run(arguments: list[str], connection: Connection) -> None:
-    from msplit.cli import main
-
-    sys.stdout = sys.stderr = _Pipe(connection)  # type: ignore[assignment]
-    sys.exit(main.run(arguments))
-
-
 class Process:
     """`msplit worker` in a process of its own, which has TensorFlow in memory from its first moment."""
 
     def __init__(self, *arguments: object) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tensorflow"])
-        self._said, theirs = context.Pipe(duplex=False)
-        self._process: Any = context.Process(target=_run, args=([*map(str, arguments)], theirs), daemon=True)
-        self._process.start()
-        theirs.close()
+        command = [sys.executable, "-m", "msplit", *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._process = forked.Popen(command, server=forked.TENSORFLOW, quick=True, **pipes)
         self.pid = self._process.pid
 
     def said(self, until: str = "\n") -> str:
         """What it says up to a text, or to its end."""
-        text = ""
-        with contextlib.suppress(EOFError):
-            while until not in text and self._said.poll(_SECONDS):
-                text += self._said.recv()
-        return text
+        text, out = b"", self._process.stdout
+        while until.encode() not in text and select.select([out], [], [], _SECONDS)[0] and (more := out.read1()):
+            text += more
+        return text.decode()
 
     def ended(self) -> int | None:
         """Its exit code, once it has ended."""
-        self._process.join(_SECONDS)
-        return self._process.exitcode
+        code = self._process.wait(_SECONDS)
+        self._process.stdout.close()
+        return code
 
     def kill(self) -> None:
         """Ends it at once."""

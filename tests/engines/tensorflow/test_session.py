@@ -484,7 +484,7 @@ def test_lost_data_that_is_not_the_checkpoints_is_not_said_to_be(monkeypatch, ch
 
     without = graph_of(lambda tf, v1: tf.tanh(v1.placeholder("float", [2], "x"), name="y"))
     model = load(SAMPLES / "gru_while").model if checkpoint else without.model
-    monkeypatch.setattr(session, "_restore", fail)
+    monkeypatch.setattr(session, "_here", fail)
     with pytest.raises(tf.errors.DataLossError, match="corrupted record at 12"):
         session._load(None, model, None)
 
