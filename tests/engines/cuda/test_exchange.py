@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -444,6 +445,21 @@ def test_squares_of_rows_are_those_of_the_whole_batch(kind):
     flat, state = small(lambda tf, v1: keras_step(tf, v1, kind))
     fed = [{name: one[name] for name in ("x", "ids")} for one in batches()]
     assert_same(flat, fed, state, Shards(2, ("x", "ids")))
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "counts"),
+    [
+        ({}, {(1, 0): np.ones((8, 1))}, False),  # the value of one size alone is known: it is a gradient like others
+        ({(1, 0): np.ones((4, 1))}, {}, False),
+        ({(1, 0): np.full((4, 1), 1 / 4)}, {(1, 0): np.full((8, 1), 1 / 8)}, False),
+        ({(1, 0): np.ones((4, 1))}, {(1, 0): np.ones((8, 1))}, True),
+    ],
+    ids=["not known", "known in one size", "share of a mean", "count"],
+)
+def test_constant_rows_are_counts_where_they_are_those_of_another_size_too(own, other, counts):
+    graph, resized = SimpleNamespace(constants=own), SimpleNamespace(constants=other)
+    assert collectives_pass._Walk(graph, Shards(2, ("x",)), resized).counts((1, 0)) is counts
 
 
 def test_classes_that_are_drawn_are_the_same_everywhere():

@@ -158,10 +158,8 @@ class _Walk:
 
     def counts(self, key: Key) -> bool:
         """Returns whether rows are constants that are no shares of a mean: of another number of rows each is the same."""
-        other = None if self.resized is None else self.resized.constants.get(key)
-        return other is not None and all(
-            np.array_equal(*pair) for pair in zip(self.graph.constants.get(key, ()), other, strict=False)
-        )
+        own, other = self.graph.constants.get(key), None if self.resized is None else self.resized.constants.get(key)
+        return own is not None and other is not None and all(map(np.array_equal, own, other))
 
     def is_number(self, key: Key) -> bool:
         """Returns whether it is made of numbers that have a mean."""
