@@ -132,7 +132,8 @@ def test_it_goes_on_answering_while_it_is_not_ready_any_more(fronts: int) -> Non
         begun = time.monotonic()
         soon(lambda: running.http("/readyz") == (503, {"error": "the server is stopping"}))
         assert running.http("/healthz") == (200, {"live": True})
-        soon(lambda: [health(running), health(running, "double")] == [2, 2])  # each front end hears of it at its own time
+        # Each front end hears of it at its own time.
+        soon(lambda: [health(running), health(running, "double")] == [2, 2])
         status, _, headers = http(running, "/v1/models/double:predict", ROWS)
         assert (status, headers["connection"]) == (200, "close"), "its connection would keep a client here"
         predict(running)
