@@ -205,12 +205,12 @@ class CudaEngine(Engine):
         return found
 
     def try_steps(
-        self, job: Job, fed: Sequence[Arrays], state: Arrays, *rough: int | None
+        self, job: Job, fed: Sequence[Arrays], state: Arrays, *seeds: int | None
     ) -> list[tuple[Arrays, Arrays]]:
         """Takes steps one behind the other, from the values of variables in `state`: gives the outputs of the last, and the variables after
-        it; once for each of `rough`, the seed of `RoughFunctions`, or None for a way that `try_out` has."""
+        it; once for each seed of `RoughFunctions`, or of `RoundedProducts` if the job is to `emulate`, or None for a way that `try_out` has."""
         apart, found = self._apart(job), []
-        for seed in rough:
+        for seed in seeds:
             with apart(seed) as (executable, rounding):
                 if state:
                     executable.load_state(state)
@@ -230,13 +230,14 @@ class CudaEngine(Engine):
 
         compiled = compile_apart(job)
         plan = compiled.plan(job)
-        rounding = RoundedProducts if job.options.emulate and job.precision.ieee else nullcontext
+        emulated = job.options.emulate and job.precision.ieee
 
         @contextmanager
-        def made(rough: int | None = None) -> Iterator[Apart]:
+        def made(seed: int | None = None) -> Iterator[Apart]:
             executable = executable_of(compiled, plan, job.options, ieee=job.precision.ieee)
             try:
-                yield executable, rounding if rough is None else partial(RoughFunctions, rough)
+                plain = nullcontext if seed is None else partial(RoughFunctions, seed)
+                yield executable, partial(RoundedProducts, seed) if emulated else plain
             finally:
                 executable.close()
 

@@ -463,7 +463,21 @@ _OPERANDS: Mapping[str, Sequence[int]] = {
 
 class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
     """A block in which the libraries' products of float32 read it rounded. Of a depthwise convolution, which has no tensor cores, too: that
-    is little beside the others."""
+    is little beside the others.
+
+    Args:
+        seed: Of moves by up to a rounding that come before it, so that numbers are rounded another way; None: to the nearest.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self._generator = None if seed is None else np.random.default_rng(seed)
+
+    def _rounded(self, value: torch.Tensor) -> torch.Tensor:
+        if self._generator is None:
+            return to_tf32(value)
+        moves = torch.from_numpy(np.asarray(self._generator.uniform(-1, 1, tuple(value.shape)), np.float32))
+        return to_tf32(value * (1 + 2.0**-11 * moves.to(value.device)))
 
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -471,7 +485,8 @@ class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
         """Rounds the operands of products, and calls the op."""
         places = _OPERANDS.get(func.overloadpacket.__name__, ())
         given = [
-            to_tf32(one) if place in places and one.dtype == torch.float32 else one for place, one in enumerate(args)
+            self._rounded(one) if place in places and one.dtype == torch.float32 else one
+            for place, one in enumerate(args)
         ]
         return func(*given, **(kwargs or {}))
 

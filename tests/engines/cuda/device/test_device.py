@@ -16,7 +16,7 @@ from msplit.engines.cuda.autotune.conv import FAMILY
 from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.device import device as pools
-from msplit.engines.cuda.device.capture import capture
+from msplit.engines.cuda.device.capture import ScratchPool, capture
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.runtime import output_staging
@@ -269,11 +269,11 @@ def test_a_capture_that_fails_closes_its_pool(fails, monkeypatch):
 
 @pytest.mark.gpu
 def test_a_capture_that_fails_leaves_its_memory_to_the_next():
-    pool, stream, data = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), torch.ones(4, device="cuda")
+    scratch, stream, data = ScratchPool(torch.device("cuda", 0)), torch.cuda.Stream(), torch.ones(4, device="cuda")
     for _ in range(2):
-        with pytest.raises(RuntimeError), capture([stream], pool):
+        with pytest.raises(RuntimeError), capture([stream], scratch.handle):
             (data + 1).cpu()  # no stream that is captured can be waited for
-        with capture([stream], pool) as graph:
+        with capture([stream], scratch.handle) as graph:
             found = data + 1
         graph.replay()
         torch.cuda.synchronize()
