@@ -208,7 +208,7 @@ class CudaEngine(Engine):
         self, job: Job, fed: Sequence[Arrays], state: Arrays, *seeds: int | None
     ) -> list[tuple[Arrays, Arrays]]:
         """Takes steps one behind the other, from the values of variables in `state`: gives the outputs of the last, and the variables after
-        it; once for each seed of `RoughFunctions`, or of `RoundedProducts` if the job is to `emulate`, or None for a way that `try_out` has."""
+        it; once for each seed, of `RoundedProducts` if the job is to `emulate`, else of `RoughFunctions`. None: as `try_out` has it."""
         apart, found = self._apart(job), []
         for seed in seeds:
             with apart(seed) as (executable, rounding):

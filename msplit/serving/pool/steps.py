@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Protocol
 
-from msplit.engines.base import Executable, Feeds, device_lost
+from msplit.engines.base import Executable, Feeds, device_lost, refuse
 from msplit.engines.tensors import tensor
 from msplit.errors import Closed, EngineError, TimedOut
+from msplit.formats.tensors import numpy_dtype
 from msplit.serving.pool.ports import Ports
 from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
@@ -69,11 +70,12 @@ class StepSlot(Slot):
 
     Args:
         steps: Functions that run a step, by bucket; the one under 0 runs a step of any size.
+        ports: Joins requests; None where each step gets one that is whole.
         owned: Executables that are closed together with the slot.
     """
 
     def __init__(
-        self, steps: Mapping[int, Callable[[Feeds], Answer]], ports: Ports, owned: Sequence[Executable] = ()
+        self, steps: Mapping[int, Callable[[Feeds], Answer]], ports: Ports | None, owned: Sequence[Executable] = ()
     ) -> None:
         self._steps, self._ports, self._owned = steps, ports, owned
         self._outputs: Answer = {}
@@ -81,7 +83,7 @@ class StepSlot(Slot):
     def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
         """Runs a step."""
         step = self._steps[bucket if bucket in self._steps else 0]
-        self._outputs = step(self._ports.join(feeds, bucket))
+        self._outputs = step(feeds[0] if self._ports is None else self._ports.join(feeds, bucket))
 
     def wait(self) -> None:
         """Returns at once."""
@@ -141,6 +143,76 @@ class SimulatedSlot:
     def close(self) -> None:
         """Ends the thread, and closes the other slot."""
         self._thread.shutdown()
+        self._slot.close()
+
+
+class AroundDevice(Protocol):
+    """What the host runs around the device part of a step."""
+
+    def run(self, feeds: Feeds) -> tuple[Feeds, Answer]:
+        """Inputs of the device part, and outputs that are there already."""
+
+    def finish(self, feeds: Feeds, made: Answer) -> Answer:
+        """Outputs of the model, of what the device part made."""
+
+
+class HostedSlot(Slot):
+    """Slot whose steps have a host part that takes little: whoever starts a step runs it, and whoever takes the outputs. In threads of its
+    own it would wait for Python's lock longer than it runs.
+
+    Args:
+        slot: Runs the device part.
+        hosts: By bucket, the host part.
+        made: By bucket, type and shape of what that makes for the device.
+        ports: Joins requests.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        hosts: Mapping[int, AroundDevice],
+        made: Mapping[int, Mapping[str, tuple[str, tuple[int, ...]]]],
+        ports: Ports,
+    ) -> None:
+        self._slot, self._hosts, self._ports = slot, hosts, ports
+        self._made = {
+            bucket: [(name, numpy_dtype(dtype), shape) for name, (dtype, shape) in taken.items()]
+            for bucket, taken in made.items()
+        }
+        self._host, self._given, self._there = hosts[max(hosts)], dict[str, Any](), Answer()
+
+    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+        """Runs what is in front, and starts the device part."""
+        self._host, self._given = self._hosts[bucket], dict(self._ports.join(feeds, bucket))
+        inputs, self._there = self._host.run(self._given)
+        for name, dtype, shape in self._made[bucket]:
+            value = inputs[name]
+            if value.shape != shape or value.dtype != dtype:  # the copy would repeat it, or convert
+                refuse({name: value}, {name: (dtype.name, shape)})
+        self._slot.start(bucket, [inputs])
+
+    def over(self) -> bool:
+        """True if the device part is over."""
+        return self._slot.over()
+
+    def wait(self) -> None:
+        """Waits for the device part."""
+        self._slot.wait()
+
+    def outputs(self, into: Mapping[str, Any] | None = None) -> Answer:
+        """Outputs of the device part, and what the host makes behind it."""
+        return {**self._host.finish(self._given, self._slot.outputs(into)), **self._there}
+
+    def outputs_on_device(self) -> dict[str, Any]:
+        """The same on the device; on the host what the host makes."""
+        return {**self._host.finish(self._given, self._slot.outputs_on_device()), **self._there}
+
+    def facts(self) -> Mapping[str, Any]:
+        """Facts of the device part."""
+        return self._slot.facts()
+
+    def close(self) -> None:
+        """Closes the device part."""
         self._slot.close()
 
 

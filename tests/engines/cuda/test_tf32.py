@@ -182,4 +182,6 @@ def test_tolerances_hold_where_rows_are_alike_however_kernels_round():
             needed.append(compare(run(flat, feeds), exact).outputs[0].needed)
     assert max(needed) <= tolerances[name]
     with RoundedProducts():
-        assert sum(one > 3 * compare(run(flat, feeds), exact).outputs[0].needed for one in needed) > 5, "one is not enough"
+        assert sum(one > 3 * compare(run(flat, feeds), exact).outputs[0].needed for one in needed) > 5, (
+            "one is not enough"
+        )

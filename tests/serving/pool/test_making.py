@@ -189,11 +189,12 @@ def test_fixed_shapes(models: Mapping[str, Path], name: str, request_: Any) -> N
 
 
 @ENGINES
-def test_strings_and_tables(request_: Any) -> None:
+@pytest.mark.parametrize("threads", [None, 2])
+def test_strings_and_tables(request_: Any, threads: int | None) -> None:
     model = tf.saved_model.load(str(SAMPLES / "keras_lookup")).signatures["serving_default"]
     (output,) = model.structured_outputs
     words = [b"paris", b"berlin", b"nowhere", b"", b"\xff", "Zürich".encode()]
-    with msplit.pool(SAMPLES / "keras_lookup", **request_, groups=2, max_batch=4, host_threads=2) as pool:
+    with msplit.pool(SAMPLES / "keras_lookup", **request_, groups=2, max_batch=4, host_threads=threads) as pool:
         assert (pool.joins, pool.inputs["city"].dtype) == (True, "object")
         requests = []
         for number in range(12):
@@ -514,3 +515,25 @@ def test_where_there_is_no_room_nothing_stays_open(monkeypatch: pytest.MonkeyPat
         msplit.pool(SAMPLES / "mmoe_small.pb", engine="tensorflow", max_memory=1)
     assert began
     assert set(began) <= set(ended)
+
+
+def random_of_words() -> None:
+    """Random numbers on the device, of text that the host makes numbers of, and text that it makes of them."""
+    number = tf.strings.to_number(placeholder("x", 3, dtype=tf.string)) * placeholder("scale", 3)
+    drawn = tf.random.uniform(tf.shape(number))
+    weights = tf.constant(np.eye(3, dtype=np.float32))
+    tf.strings.as_string((tf.reshape(number + drawn, (1, 3)) @ weights)[0], name="y")
+
+
+def test_words_in_front_and_behind_and_random_numbers_between(tmp_path: Path) -> None:
+    path = saved(tmp_path / "random_words.pb", random_of_words)
+    given = {"x": np.array([b"1", b"2.5", b"-3"], object), "scale": np.ones(3, np.float32)}
+    with msplit.pool(path, **SIMULATED, groups=2) as pool:
+        going = [pool.submit(given) for _ in range(20)]
+        answers = {tuple(one.result(60)["y"]) for one in going}
+        assert len(answers) == 20
+        away = np.array([[float(text) for text in one] for one in answers]) - [1, 2.5, -3]
+        assert 0 <= away.min() < away.max() < 1
+        with pytest.raises(MsplitError, match="StringToNumber"):
+            pool.step({**given, "x": np.array([b"1", b"one", b"2"], object)})
+        assert pool.step(given)["y"].shape == (3,)

@@ -121,10 +121,10 @@ class Opened:
         self.steps.count = step
 
     def is_asynchronous(self, buckets: Iterable[Restored]) -> bool:
-        """True if a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing
-        else."""
-        whole = all(not bucket.hosted and not bucket.compiled.dynamic for bucket in buckets)
-        return self._options.on_gpu and self._options.capture and whole
+        """True if the device part of a step of these is begun and looked after, rather than run from beginning to end: it is a captured
+        graph."""
+        static = all(not bucket.compiled.dynamic for bucket in buckets)
+        return self._options.on_gpu and self._options.capture and static
 
     @property
     def weight_bytes(self) -> int:
@@ -169,7 +169,7 @@ class Opened:
         urgency: int = 0,
         one_stream: bool = False,
     ) -> CudaSlot:
-        """Makes a slot for buckets that are asynchronous; see `CudaSlot`.
+        """Makes a slot for the device part of buckets that are asynchronous; see `CudaSlot`.
 
         Args:
             buckets: By batch.

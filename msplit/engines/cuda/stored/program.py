@@ -31,6 +31,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, observe
 from msplit.engines.cuda.passes.tracing import trace
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove, untimed_plan
+from msplit.engines.cuda.runtime.host import HostPart
 from msplit.engines.cuda.stored.steps import key_of, pack_step, unpack_step
 from msplit.schedule.plan import Plan
 
@@ -121,9 +122,14 @@ class Restored:
     plan: Plan
 
     @property
-    def hosted(self) -> bool:
-        """True if the host runs a part of it."""
-        return self.compiled.optimized.host is not None
+    def host(self) -> HostPart | None:
+        """What the host runs of it."""
+        return self.compiled.optimized.host
+
+    @property
+    def device_part(self) -> Restored:
+        """The rest of it."""
+        return replace(self, compiled=replace(self.compiled, optimized=replace(self.compiled.optimized, host=None)))
 
 
 def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
