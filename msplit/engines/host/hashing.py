@@ -32,7 +32,7 @@ def native() -> Any:
     """The compiled library; None where it was not compiled, or where a `bytes` does not lie in memory as it takes it to."""
     try:
         library = ctypes.CDLL(str(HOST_OPS))
-        library.run_steps  # noqa: B018  # one that was compiled before there was this has other functions, too
+        library.read_strings  # noqa: B018  # one that was compiled before there was this has other functions, too
     except (OSError, AttributeError):
         return None
     address, count, data, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64
@@ -62,6 +62,36 @@ def all_bytes(texts: NDArray[Any]) -> bool:
         lying = np.ascontiguousarray(texts)
         return bool(library.first_other(lying.ctypes.data, lying.size, id(bytes)) < 0)
     return set(map(type, texts.reshape(-1).tolist())) <= {bytes}
+
+
+@functools.cache
+def _read_strings() -> Any:
+    """The compiled function that makes objects, which keeps Python's lock; None as of `native`."""
+    if native() is None:
+        return None
+    found = ctypes.PyDLL(str(HOST_OPS)).read_strings
+    found.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    found.restype = ctypes.c_int64
+    return found
+
+
+_MAKE = ctypes.cast(ctypes.pythonapi.PyBytes_FromStringAndSize, ctypes.c_void_p)
+
+
+def strings_in(data: bytes, start: int, end: int, most: int) -> tuple[int, Callable[[], NDArray[Any]]] | None:
+    """Strings that lie in a block, each behind its length in four bytes: their count, and what makes an array of them. None where nothing
+    is compiled, lengths do not fit, or there are more than `most`."""
+    function = _read_strings()
+    place = id(data) + _BYTES_HEAD + start, end - start, most
+    count = -1 if function is None or type(data) is not bytes else function(*place, None, None)
+
+    def made() -> NDArray[Any]:
+        texts = np.empty(count, object)
+        function(*place, texts.ctypes.data, _MAKE)
+        assert data is not None  # which is how it lies there until now
+        return texts
+
+    return None if count < 0 else (count, made)
 
 
 def hashes(

@@ -244,4 +244,17 @@ static int64_t read_list(Bytes list, int64_t kind, uint8_t *values) {
   return total;
 }
 
+/* Strings of a block, each behind its length in four bytes: gives their count; -1 where lengths do not fit the block, or they are more than
+   `most`. With `made` they become objects there, by `make`, which may fail: -2. It is called with Python's lock. */
+int64_t read_strings(const uint8_t *data, int64_t size, int64_t most, void **made, void *(*make)(const uint8_t *, int64_t)) {
+  const uint8_t *end = data + size;
+  int64_t count = 0;
+  for (; data < end; count++) {
+    if (count == most || end - data < 4 || (u64)(end - data - 4) < at32(data)) return -1;
+    if (made && !(made[count] = make(data + 4, at32(data)))) return -2;
+    data += 4 + at32(data);
+  }
+  return count;
+}
+
 #include "host_steps.c"

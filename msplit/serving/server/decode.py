@@ -19,6 +19,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from msplit.engines.host.hashing import strings_in
 from msplit.errors import LoadError
 from msplit.formats import tensors as protos
 from msplit.formats import wire
@@ -523,6 +524,8 @@ def of_infer(data: bytes, tensor: Any, contents: Sequence[Span], raw: Span | Non
 def _raw_strings(data: bytes, raw: Span, name: str, shape: tuple[int, ...], most: int) -> Input:
     """Strings, each behind its length in four bytes. None are kept where the shape has more than may come, which is refused later."""
     wanted, (_, _, position, end) = math.prod(shape), raw
+    if wanted <= most and (found := strings_in(data, position, end, wanted)) is not None:
+        return Input(name, np.dtype(object), shape, *found)
     texts, count, size = list[bytes](), 0, int.from_bytes
     while position < end and count <= wanted:
         start = position + 4

@@ -262,6 +262,30 @@ def test_raw_strings(raw: bytes, count: int, said: str | None) -> None:
             INFERS(data).feeds(ports)
 
 
+@given(
+    texts=st.lists(st.binary(max_size=300), max_size=20),
+    spoils=st.sampled_from([0, 0, 1, -1, 4]),
+    place=st.integers(0, 60),
+)
+@settings(max_examples=examples(60, 5000))
+def test_raw_strings_are_read_in_c_as_in_python(texts: list[bytes], spoils: int, place: int) -> None:
+    block = bytearray(b"".join(len(text).to_bytes(4, "little") + text for text in texts))
+    if spoils and place < len(block):
+        block[place] = (block[place] + spoils) % 256
+    data, ports = infer(b"x", b"BYTES", [len(texts)], raw=bytes(block)), {"x": Port("object", (None,), 20)}
+    found: list[Any] = []
+    for compiled in (decode.strings_in, lambda *where: None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decode, "strings_in", compiled)
+            try:
+                found.append(INFERS(data).feeds(ports)["x"].tolist())
+            except Refusal as problem:
+                found.append(problem.said)
+    assert found[0] == found[1]
+    if not spoils:
+        assert found[0] == texts
+
+
 def test_a_long_name_is_cut_before_it_is_looked_at() -> None:
     with pytest.raises(Refusal) as caught:
         PREDICTS(predict(**{"\n" * 100_000: TWO})).feeds(PORTS)
