@@ -87,7 +87,7 @@ def bench_for(
         made = compiled(setup, progress)
         request, tuned = setup.request, made.tuned
         variants = beside_float32(setup, made)
-        if request.shared:
+        if request.sharing:
             variants = (*variants, on_all(chosen_variant(setup, made), request))
         result = measure(
             variants,
@@ -130,7 +130,7 @@ def bench_for(
 
 def _warned(setup: Setup, warn: Callable[[str], None]) -> list[str]:
     """Warns where GPUs that share a step can hardly gain. Gives what was said."""
-    gpus, costs = len(setup.request.shared), setup.job.costs
+    gpus, costs = len(setup.request.sharing), setup.job.costs
     loses = sharing_loses(setup.job.flat, costs, gpus) if gpus and costs is not None else ""
     if loses:
         warn(loses)

@@ -23,7 +23,7 @@ from msplit.report.document import plural
 
 
 @dataclass(frozen=True)
-class Run(options.Backend, measuring.Run):
+class Run(options.SharedInputs, options.Backend, measuring.Run):
     """What runs."""
 
     split: tuple[int, ...] = key(
@@ -84,6 +84,7 @@ def command(
         measured,
         engine=run.engine,
         split=run.split,
+        shared=run.shared,
         place=run.place,
         plan=run.plan,
         timelines=asked.trace is not None,

@@ -17,7 +17,7 @@ from msplit.progress import telling
 
 
 @dataclass(frozen=True)
-class Run(options.OnDevice, options.Kernels):
+class Run(options.SharedInputs, options.OnDevice, options.Kernels):
     """What is compiled, and where."""
 
     streams: int = option(type=options.STREAMS, default=8, help="The largest number of streams.")
@@ -25,7 +25,13 @@ class Run(options.OnDevice, options.Kernels):
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of the library."""
-        return {**super().arguments(), "streams": self.streams, "plan": self.plan, "device": self.device}
+        return {
+            **super().arguments(),
+            "streams": self.streams,
+            "plan": self.plan,
+            "device": self.device,
+            "shared": self.shared,
+        }
 
 
 @dataclass(frozen=True)

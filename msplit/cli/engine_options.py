@@ -43,8 +43,12 @@ class Engine(options.InputShapes, options.Backend, options.OnDevice, options.Ker
 
 
 @dataclass(frozen=True)
-class SharedEngine(options.Devices, Engine):
-    """Likewise, on several GPUs."""
+class SharedEngine(options.SharedInputs, options.Devices, Engine):
+    """Likewise, on several GPUs, and with rows that are the same in a step."""
+
+    def arguments(self) -> dict[str, Any]:
+        """For the functions of the library; shapes left out."""
+        return {**super().arguments(), "shared": self.shared}
 
 
 def _number_or_auto(text: str) -> int | str:

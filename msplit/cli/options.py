@@ -345,6 +345,17 @@ class Devices:
     )
 
 
+@dataclass(frozen=True)
+class SharedInputs:
+    """Inputs that have one row in a step."""
+
+    shared: tuple[str, ...] = option(
+        multiple=True,
+        metavar="PATTERN",
+        help="cuda: inputs with the same row throughout a step, such as 'user_*': what depends on them alone is computed once. Repeatable.",
+    )
+
+
 SECONDS: dict[str, Any] = {
     "default": 20.0,
     "show_default": True,

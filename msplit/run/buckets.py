@@ -9,6 +9,7 @@ from typing import Any
 
 from msplit.analysis.rows.walk import independent_rows
 from msplit.engines.base import Arrays, Executable, Feeds, Following, is_tensor
+from msplit.engines.cuda.options import SharedRows
 from msplit.engines.tensors import joined, part, pieces, tensor
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -49,7 +50,8 @@ def rows_of(flat: FlatGraph, request: RunRequest) -> tuple[Counts | None, str]:
         found.check()
     except MsplitError as problem:
         return None, "; ".join([problem.what, *problem.details])
-    return (found.inputs, found.outputs), ""
+    shared = request.shared.inputs if isinstance(request.shared, SharedRows) else ()  # which have no rows to be cut
+    return ({**found.inputs, **dict.fromkeys(shared, 0)}, found.outputs), ""
 
 
 class Buckets(Executable):

@@ -187,7 +187,7 @@ def make(
                 chosen.append((runner.label, ready.why, runner.notes))
             ENGINE.forget(flat)
     prepared()
-    rows, mixes = rows_of(flat, request)
+    rows, mixes = rows_of(flat, ready.setup.request)
     label, why, _ = chosen[-1]
     hosts = [one.host for one in packed.values() if one.host is not None]
     needs = {op: names[:1] for host in hosts for op, names in host.in_tensorflow.items()}

@@ -263,7 +263,7 @@ class CompiledFunction(DisplayMixin):
         request = self._request
         arrays = {f"input_{number}": value for number, value in enumerate(values) if value is not None}
         rows = None
-        if request.shared:  # whose rows GPUs share must leave open how many there are
+        if request.sharing:  # whose rows GPUs share must leave open how many there are
             rows = next((int(value.shape[0]) for value in arrays.values() if len(value.shape)), None)
         exported = export(self._function, call, values, path, straight=straight, rows=rows)
         flat = load(path)

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from msplit.core.arguments import MAX_STREAMS, Precision, declared, listed, number, path, spelled, whole
 from msplit.cost.profile import Profile, Workload
 from msplit.engines.base import ClusterOptions, TensorFlowOptions
-from msplit.engines.cuda.options import EngineOptions, KernelMode, Shards
+from msplit.engines.cuda.options import EngineOptions, KernelMode, Shards, SharedRows
 from msplit.engines.tensorflow.cluster import Function
 from msplit.errors import MsplitError
 from msplit.verify.results import Settings
@@ -70,6 +70,8 @@ EXCLUSIONS: tuple[tuple[tuple[str, Any], tuple[str, Any], str], ...] = (
         ("capture", False),
         "to launch step by step shares settings of PyTorch with what is being prepared",
     ),
+    (("shared", None), ("engine", "tensorflow"), "TensorFlow computes all rows"),
+    *((("shared", None), (name, None), "one GPU computes the rows") for name in ("devices", "split", "cluster")),
     (("resume", None), ("restore", None), "one goes on from a checkpoint, and the other begins with one"),
     (("batches", None), ("reference", None), "a reference is for one batch"),
     *(
@@ -128,6 +130,7 @@ class RunOptions(StepOptions, total=False):
 
     batch: int | None
     shapes: Mapping[str, tuple[int, ...]]
+    shared: Sequence[str]
 
 
 class BuildOptions(RunOptions, total=False):
@@ -172,6 +175,8 @@ class RunRequest:
             first one alone, too. Cuda engine only.
         split: Numbers of the GPUs that the streams of one step are divided over, evenly and in order, as the rule ``device`` assigns them;
             empty: one GPU. Such a step is not captured, whatever `capture` says: it is launched kernel by kernel. Cuda engine only.
+        shared: Inputs that have the same row throughout a step, such as those of one user beside many items: names, or patterns as in
+            ``user_*``. What depends on them alone is computed once. A step is given one row of each, or equal ones. Cuda engine only.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
             are given, they are the file's.
         op_libraries: Shared objects with custom TensorFlow ops.
@@ -200,6 +205,7 @@ class RunRequest:
     device: str = "cuda"
     devices: Sequence[int] = ()
     split: Sequence[int] = ()
+    shared: Sequence[str] | SharedRows = ()
     reference: Path | None = None
     op_libraries: Sequence[Path] = ()
     cluster: ClusterOptions | None = None
@@ -264,7 +270,7 @@ class RunRequest:
         return tuple(f"{self.device}:{number}" for number in self.devices) or (self.device,)
 
     @property
-    def shared(self) -> tuple[str, ...]:
+    def sharing(self) -> tuple[str, ...]:
         """Likewise those that share the rows of a step; none where there is one."""
         return self.places if len(self.places) > 1 else ()
 
@@ -287,6 +293,7 @@ class RunRequest:
             capture=self.capture,
             measure=not self.is_fast,
             shards=self.shards,
+            shared=self.shared if isinstance(self.shared, SharedRows) else None,
         )
 
 

@@ -165,8 +165,8 @@ def one_stream(variants: Sequence[Variant]) -> Variant:
 
 def on_all(variant: Variant, request: RunRequest) -> Variant:
     """A variant of which all GPUs that are asked for share the rows."""
-    options = replace(variant.job.options, devices=request.shared)
-    label = f"{variant.label}, {len(request.shared)} {'GPUs' if options.on_gpu else 'simulated GPUs'}"
+    options = replace(variant.job.options, devices=request.sharing)
+    label = f"{variant.label}, {len(request.sharing)} {'GPUs' if options.on_gpu else 'simulated GPUs'}"
     return replace(
         variant, label=label, job=replace(variant.job, options=options), against=variant.label, over=(variant.label,)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda.coverage import cover, needed_nodes, shared_rows, toolchain
 from msplit.engines.cuda.engine import ENGINE as CUDA
-from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, KernelMode
+from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, KernelMode, SharedRows
 from msplit.engines.tensorflow.cluster import foreign_text
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
@@ -31,6 +32,7 @@ from msplit.inputs.values import setting
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with, written
 from msplit.progress import Progress, phase
+from msplit.run.buckets import rows_of
 from msplit.run.profile import compared
 from msplit.run.request import RunRequest
 from msplit.run.setup import Ablation, Comparison, Setup, StreamIds, on_all, one_stream, plan_label, plural
@@ -116,10 +118,13 @@ def set_up(
     if comparison is not None and saves is not None:
         check_places(flat, [saves], force=comparison.force)
     request, loaded, notes = _sized(flat, request)
+    shared = _shared(flat, request)
+    request = replace(request, shared=shared or ())
     sizes, costs = price(flat, request.workload)
 
     def feeds_of(seed: int, kind: InputKind = RANDOM) -> Arrays:
-        return feeds_for(flat, request.workload, seed=seed, kind=kind)
+        made = feeds_for(flat, request.workload, seed=seed, kind=kind)
+        return made if shared is None else shared.repeated(made)
 
     with phase("making inputs"):
         feeds = feeds_of(request.seed)
@@ -162,8 +167,8 @@ def set_up(
         own = replace(job, options=request.options)
         mixed = keep_within(own, request.tune.max_error, [feeds, *map(feeds_of, seeds)], progress)
         job = replace(job, wide=mixed.wide)
-    if request.shared:  # told before anything is compiled
-        shared_rows(replace(job, options=replace(request.options, devices=request.shared)))
+    if request.sharing:  # told before anything is compiled
+        shared_rows(replace(job, options=replace(request.options, devices=request.sharing)))
     if engine is TENSORFLOW:
         variants = tensorflow_variants(job, assignments, request)
     else:
@@ -207,6 +212,31 @@ def _kinds(
             return any(not np.array_equal(made[name], value) for name, value in usual.items())
 
         return (RANDOM, *filter(differs, kinds(rows)))
+
+
+def _shared(flat: FlatGraph, request: RunRequest) -> SharedRows | None:
+    """Inputs of which a step computes one row; None where none are named.
+
+    Raises:
+        MsplitError: There is no such input, or it has no rows, or no other has any; or rows are not independent.
+    """
+    if isinstance(request.shared, SharedRows):
+        return request.shared
+    if not request.shared:
+        return None
+    names = [tensor.name for tensor in flat.inputs]
+    found = [name for name in names if any(fnmatchcase(name, pattern) for pattern in request.shared)]
+    for pattern in request.shared:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise MsplitError(f"no input is called {pattern!r}", fix=f"the inputs are: {', '.join(names)}")
+    counts, mixes = rows_of(flat, request)
+    if counts is None:
+        raise MsplitError(f"rows can not be shared: {mixes}", fix="leave shared out (--shared)")
+    without = [name for name in found if not counts[0].get(name)]
+    if without or not any(count for name, count in counts[0].items() if name not in found):
+        said = f"input {without[0]} has no rows" if without else "no other input has rows"
+        raise MsplitError(f"{said}, so that none can be shared", fix="name inputs of the user alone")
+    return SharedRows(tuple(found), tuple(counts[0].items()))
 
 
 def _state(flat: FlatGraph, request: RunRequest) -> Arrays:
@@ -331,7 +361,7 @@ def as_it_runs(variant: Variant, request: RunRequest) -> Variant:
     """A variant of a sketch with kernels that are chosen and compiled, on all GPUs that are asked for."""
     options = replace(variant.job.options, measure=not request.is_fast, compile=None)
     whole = replace(variant, job=replace(variant.job, options=options))
-    return on_all(whole, request) if request.shared else whole
+    return on_all(whole, request) if request.sharing else whole
 
 
 def _cuda_variants(

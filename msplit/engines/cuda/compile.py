@@ -30,7 +30,7 @@ from msplit.engines.cuda.ir.verify import Stage
 from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
-from msplit.engines.cuda.options import KernelMode, Shards
+from msplit.engines.cuda.options import KernelMode, Shards, SharedRows
 from msplit.engines.cuda.passes.distributed.split import Split
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
 from msplit.engines.cuda.passes.pipeline import Context, list_fusions, run_passes, specialized_copy
@@ -153,7 +153,7 @@ def _key(job: Job) -> tuple[Any, ...]:
     shards, timeout = job.options.shards, job.tensorflow.timeout
     where = (job.options.split, _where(job))
     how = (job.options.mode.groups, job.options.simplify)
-    return "specialized", _shapes(job), *how, shards, timeout, where, _trains_scaled(job)
+    return "specialized", _shapes(job), *how, shards, timeout, where, _trains_scaled(job), job.options.shared
 
 
 def _specialized(job: Job, device: Device) -> Rewritten:
@@ -172,7 +172,7 @@ def _specialized(job: Job, device: Device) -> Rewritten:
             simplify=job.options.simplify,
             group=job.options.mode.groups,
             state={**state, **(FIRST_SCALE if _trains_scaled(job) else {})},
-            several=job.options.shards or _split(job),
+            several=job.options.shards or job.options.shared or _split(job),
         )
     found: Rewritten = cache[key]
     return found
@@ -299,7 +299,7 @@ def optimize(
     simplify: bool = True,
     group: bool = False,
     state: Arrays | None = None,
-    several: Shards | Split | None = None,
+    several: Shards | Split | SharedRows | None = None,
 ) -> Rewritten:
     """Imports a graph and runs the passes that every layout and mode has in common.
 
@@ -309,7 +309,8 @@ def optimize(
         simplify: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.
         state: See `Job`; where there is a `LOSS_SCALE` in it, the loss is scaled.
-        several: Of a graph for several GPUs, how the batch is split over processes, or where nodes run.
+        several: Of a graph for several GPUs, how the batch is split over processes, or where nodes run; or inputs of which one row is
+            computed.
 
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
@@ -337,7 +338,8 @@ def optimize(
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
     graph.unrolled = {node: raised.frames.get(node, ()) for node, op in graph.ops.items() if op.op in FUNCTIONAL}
     shards = several if isinstance(several, Shards) else None
-    split = None if isinstance(several, Shards) else several
+    shared = several if isinstance(several, SharedRows) else None
+    split = several if isinstance(several, Split) else None
     context = Context(
         feeds, device, len(flat), raised.bodies, simplify=simplify, group=group, shards=shards, split=split
     )
@@ -346,8 +348,19 @@ def optimize(
         raise EngineError("losses are scaled for float16 in one process only", fix=fix)
     if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
+    small = None if shared is None else _resized(graph, context, shared.one_row(own), part)
+    if shared is not None and small is not None:
+        context = replace(context, shared=(shared.inputs, small))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
-    return Rewritten(graph, {name: feeds[name] for name in graph.feeds}, part, context=context)
+    return _rewritten(graph, {name: feeds[name] for name in graph.feeds}, part, context)
+
+
+def _rewritten(graph: OpGraph, feeds: Arrays, part: HostPart | None, context: Context) -> Rewritten:
+    """The graph with inputs for it, of which it may read one row where all are given."""
+    shapes = {name: graph.shapes[key] for name, key in graph.feeds.items()}
+    once = {name: shape[0] for name, shape in shapes.items() if shape != feeds[name].shape}
+    feeds = {name: value[: once[name]] if name in once else value for name, value in feeds.items()}
+    return Rewritten(graph, feeds, part, once, context=replace(context, feeds=feeds, shared=None))
 
 
 def _half(feeds: Arrays, inputs: Sequence[str]) -> Arrays:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
+
+import numpy as np
 
 MOST_GPUS = 64
 """More are not simulated."""
@@ -112,11 +116,38 @@ class Shards:
 
 
 @dataclass(frozen=True)
+class SharedRows:
+    """Inputs that have the same row throughout a step, such as those of one user.
+
+    Attributes:
+        inputs: Their names.
+        entries: Of each input that has rows, how many entries of its first axis belong to one.
+    """
+
+    inputs: tuple[str, ...]
+    entries: tuple[tuple[str, int], ...]
+
+    def one_row(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The first row of each input that has rows."""
+        entries = dict(self.entries)
+        return {name: value[: entries[name]] if entries.get(name) else value for name, value in feeds.items()}
+
+    def repeated(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs of which those that are shared have their first row everywhere."""
+        rows = {name: self.one_row(feeds)[name] for name in self.inputs}
+        return {
+            name: np.concatenate([rows[name]] * (len(value) // len(rows[name]))) if name in rows else value
+            for name, value in feeds.items()
+        }
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """Options of the cuda engine for a job.
 
     Attributes:
         device: "cuda", or "cpu" to simulate streams on CPU tensors; with a number behind it, such as "cuda:1", a certain one.
+        shared: Inputs of which one row is computed; None: all rows are.
         devices: All that share the rows of a step, `device` the first of them; none: `device` alone.
         capture: Capture the step as one CUDA graph, where it can be (`captures`); otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: "nhwc", "nchw", or "auto" for the one that measures faster.
@@ -141,6 +172,7 @@ class EngineOptions:
     plan: StoredPlan | None = None
     torture: Torture | None = None
     shards: Shards | None = None
+    shared: SharedRows | None = None
     devices: tuple[str, ...] = ()
     split: tuple[int, ...] = ()
     emulate: bool = False

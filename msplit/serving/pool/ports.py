@@ -6,7 +6,7 @@ import copy
 import math
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, refuse
 from msplit.engines.host.hashing import all_bytes
-from msplit.engines.tensors import as_array, joined, lies_on, part, pieces, tensor
+from msplit.engines.tensors import as_array, joined, lies_on, one_row, part, pieces, tensor
 from msplit.errors import EngineError
 from msplit.formats.tensors import numpy_dtype
 from msplit.serving.pool.settings import MAX_STEPS
@@ -83,7 +83,7 @@ class Ports:
         self.batches = tuple(batch for batch in shapes if batch)
         self._pads, self._device, self.example = pads, device, example or {}
         self.joins, self._mixes = rows is not None and bool(self.batches), mixes
-        self._largest = max(self.batches, default=0)
+        self._largest, self._once = max(self.batches, default=0), dict[str, int]()
         self._most = max_rows or MAX_STEPS * self._largest
         # Shapes are told as those of the largest step, in which an axis that belongs to rows has no size.
         largest = [*shapes.values()][-1]
@@ -122,6 +122,16 @@ class Ports:
             name: Port(_kept_as(value.dtype).name, (None, *value.shape[1:]) if self._made.get(name) else value.shape)
             for name, value in example.items()
         }
+
+    def sharing(self, once: Mapping[str, int]) -> Ports:
+        """A copy whose requests have one row of some inputs, or any number of equal ones: by name the entries of a row."""
+        found = copy.copy(self)
+        found._once, found.inputs = dict(once), dict(self.inputs)
+        for name, entries in once.items():
+            port = self.inputs[name]
+            most = entries * self._most * math.prod(size or 1 for size in port.shape[1:])
+            found.inputs[name] = replace(port, shape=(None, *port.shape[1:]), most=most)
+        return found
 
     def on_host(self) -> Ports:
         """A copy that takes no tensor of the device as it is."""
@@ -175,7 +185,7 @@ class Ports:
         if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
             raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
-        arrays = {name: self._taken(name, value) for name, value in feeds.items()}
+        arrays = {name: self._taken(name, value) for name, value in one_row(self._once, feeds).items()}
         rows = self._rows(arrays)
         refuse(arrays, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
         for name in self._texts:

@@ -19,10 +19,12 @@ from msplit.engines.base import STEPS, Arrays, Feeds
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.environment import mps
+from msplit.engines.tensors import one_row
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
 from msplit.formats.model import ReadOptions
+from msplit.inputs.reference import Reference
 from msplit.progress import Progress, phase, silent
 from msplit.run.buckets import rows_of
 from msplit.run.build import LoadedBuild, Made, make, values_of, verify_step, whole_reference
@@ -234,7 +236,8 @@ def _in_memory(made: Made, place: str) -> LoadedBuild:
     for bucket in manifest.rungs:
         one = made.packed[bucket.program]
         references[bucket.program] = whole_reference(made.references[bucket.program], bucket, manifest.computed)
-        restored[bucket.program] = opened.restore(one.program, one.feeds, one.host)
+        feeds = {**one.feeds, **references[bucket.program].feeds}
+        restored[bucket.program] = opened.restore(one.program, feeds, one.host)
     return LoadedBuild(manifest, references, (), opened, restored, place)
 
 
@@ -278,9 +281,13 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     largest = max(buckets)
     _refuse_to_join(rows, settings, manifest.mixes)
     # Everything by batch, 0 for the one batch of a model without rows.
-    references = {batch: loaded.references[bucket.program] for batch, bucket in buckets.items()}
     restored = {batch: loaded.restored[bucket.program] for batch, bucket in buckets.items()}
-    shapes: dict[int, Mapping[str, Shape]] = {batch: bucket.inputs for batch, bucket in sorted(buckets.items())}
+    once = restored[largest].compiled.optimized.once
+    references = {batch: _one_row_of(loaded.references[bucket.program], once) for batch, bucket in buckets.items()}
+    shapes: dict[int, Mapping[str, Shape]] = {
+        batch: {**bucket.inputs} | {name: (entries, *bucket.inputs[name][1:]) for name, entries in once.items()}
+        for batch, bucket in sorted(buckets.items())
+    }
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
     # Steps fly where one call starts a captured graph, and on the CPU they seem to. Else they run in threads, as those do whose host part
     # takes so long that several at once pay.
@@ -295,7 +302,7 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
         device="cuda" if asynchronous and not hosts else None,
         max_rows=settings.max_rows,
         example=references[min(buckets)].feeds,
-    )
+    ).sharing(once)
     polls = asynchronous or (manifest.made_for.get("device") == "cpu" and flies)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
     slot = _slots(found, restored, ports, entries, settings.priorities, asynchronous=asynchronous, polls=polls)
@@ -325,6 +332,10 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
         streams=max(bucket.streams for bucket in buckets.values()),
         rewind=found.rewind,
     )
+
+
+def _one_row_of(reference: Reference, once: Mapping[str, int]) -> Reference:
+    return replace(reference, feeds=one_row(once, reference.feeds))
 
 
 def _slots(

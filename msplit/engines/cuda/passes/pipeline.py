@@ -37,6 +37,7 @@ from msplit.engines.cuda.passes.measured import MeasuredFusion
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.precision.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
+from msplit.engines.cuda.passes.shared_rows import share_rows
 from msplit.engines.cuda.passes.specialize import specialize
 from msplit.engines.cuda.passes.tracing import Tracer, trace
 from msplit.engines.cuda.passes.updates import merge_updates as updates
@@ -63,6 +64,7 @@ class Context:
         compile: Whether fused groups become kernels; otherwise each is one op that runs its members one by one.
         constants: Constants that are on the device already.
         shards: How the batch is split over processes; None: it is not.
+        shared: Inputs of which one row is computed, and the graph as it is for one row of all.
         resized: The graph with another size of the batch, where it leaves that open; see `specialized_copy`.
         split: Where flat nodes run, of a graph for several GPUs.
         half: The type in which is computed what gains from half precision; "" for none.
@@ -84,6 +86,7 @@ class Context:
     compile: bool = False
     constants: Mapping[Key, torch.Tensor] | None = None
     shards: Shards | None = None
+    shared: tuple[tuple[str, ...], OpGraph] | None = None
     resized: OpGraph | None = None
     split: Split | None = None
     half: str = ""
@@ -156,6 +159,10 @@ def _allreduce(graph: OpGraph, context: Context) -> bool:
     return True
 
 
+def _share_rows(graph: OpGraph, context: Context) -> bool:
+    return context.shared is not None and share_rows(graph, context.shared[1], context.shared[0])
+
+
 def _count_nodes_once(graph: OpGraph) -> bool:
     """One kernel per op from here on: what rides on an op of a loop is the same flat node, and adds no kernel of it."""
     changed = False
@@ -213,6 +220,7 @@ PIPELINE = (
     Pass("fold_partition", _fold_partition, phase=_SPECIALIZING),
     Pass("split_row_unions", _pure(split_row_unions), phase=_SPECIALIZING),
     Pass("insert_allreduce", _allreduce, option="", phase=_SPECIALIZING),
+    Pass("share_rows", _share_rows, option="", phase=_SPECIALIZING),
     Pass("eliminate_identity", _pure(rewrites.eliminate_identity)),
     Pass("flatten_matmul", _pure(rewrites.flatten_matmul)),  # products become matrices
     Pass("fold_dilation", _pure(fold_dilation)),

@@ -32,7 +32,7 @@ from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
-from msplit.engines.cuda.runtime.host import Counting, HostPart, StepCounter, WithHost
+from msplit.engines.cuda.runtime.host import Counting, HostPart, OneRow, StepCounter, WithHost
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.cuda.runtime.plan_binding import SeparateMemory, gpu_of_streams, restore
 from msplit.engines.cuda.runtime.stream_program import HostTap, StreamProgram, Tap, arrange, simulate, timeline
@@ -56,11 +56,13 @@ class Optimized:
         graph: What runs on the device.
         feeds: Example inputs of it.
         host: What runs before and behind; None for most models.
+        once: Inputs of which one row is read -> entries of it.
     """
 
     graph: OpGraph
     feeds: Arrays
     host: HostPart | None = None
+    once: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +209,8 @@ def executable_of(
         executable = executable_for(compiled, plan, options, ieee=ieee, shared=shared)
     if STEPS in compiled.program.feeds:
         executable = Counting(executable, steps)
-    host = compiled.optimized.host
+    host, once = compiled.optimized.host, compiled.optimized.once
+    executable = OneRow(once, executable) if once else executable
     return executable if host is None else WithHost(host, executable)
 
 

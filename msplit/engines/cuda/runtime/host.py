@@ -25,6 +25,7 @@ from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.runtime.host_stage import HostOptions, HostStage, stage_of
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.host.program import HostGraph
+from msplit.engines.tensors import one_row
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
@@ -272,6 +273,43 @@ class Counting(Wrapped):
         """Goes on counting from there; from the first step, where nothing is said."""
         super().load_state(state)
         self._steps.count = int(state.get(STEPS, 0))
+
+
+class OneRow(Wrapped):
+    """An executable that reads one row of some inputs; see `one_row`."""
+
+    def __init__(self, once: Mapping[str, int], device: Executable) -> None:
+        super().__init__(device)
+        self._once = once
+        self._ahead: tuple[Feeds | None, Feeds] = None, {}  # what the next step is to be fed, and what that comes to
+
+    def _of(self, feeds: Feeds) -> Feeds:
+        (own, made), self._ahead = self._ahead, (None, {})
+        return made if own is feeds else one_row(self._once, feeds)
+
+    def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        """Runs one step."""
+        return self.device.step(self._of(feeds))
+
+    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
+        """Runs a step whose outputs stay on the device."""
+        return self.device.step_on_device(self._of(feeds))
+
+    def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
+        """Runs a step while the next inputs are copied."""
+
+        def following() -> Feeds | None:
+            with contextlib.suppress(EngineError):  # its own step says what is wrong
+                if (found := then()) is not None:
+                    self._ahead = found, one_row(self._once, found)
+                    return self._ahead[1]
+            return None
+
+        return self.device.step_prefetching(self._of(feeds), following, on_device=on_device)
+
+    def buffers(self) -> Arrays:
+        """Arrays of the other inputs."""
+        return {name: value for name, value in self.device.buffers().items() if name not in self._once}
 
 
 @dataclass(frozen=True, eq=False)

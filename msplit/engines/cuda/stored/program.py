@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -161,6 +161,11 @@ def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode()
 
 
+def _is_row(one: Sequence[int], every: Sequence[int]) -> bool:
+    """Whether an input of all rows has several of what is read."""
+    return len(one) == len(every) > 0 and one[1:] == every[1:] and 0 < one[0] < every[0] and not every[0] % one[0]
+
+
 def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> Restored:
     """A compiled model as it was packed.
 
@@ -180,9 +185,11 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
     program = _program(found, steps, memory)
     feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     feeds = {name: feeds[name] for name in program.feeds}  # others are the host's
+    once = {name: shape[0] for name, (shape, _) in program.fed.items() if _is_row(shape, feeds[name].shape)}
+    feeds = {name: value[: once[name]] if name in once else value for name, value in feeds.items()}
     # The graph that it was traced from, as far as another trace needs it.
     shapes = {(node, port): tuple(shape) for node, port, shape in found["shapes"]}
-    optimized = Optimized(_graph(program, shapes), feeds)
+    optimized = Optimized(_graph(program, shapes), feeds, once=once)
     compiled = Compiled(program, str(found["layout"]), optimized, decode(found["facts"]))
     stored = StoredPlan(
         tuple((node, index, lane) for node, index, lane in found["plan"]),

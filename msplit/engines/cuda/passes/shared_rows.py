@@ -1,0 +1,178 @@
+"""Rows that are the same in a whole step, such as those of one user beside many items: what is made of them alone is computed once.
+
+The graph is specialized twice: to all rows, and to one row of each input. What depends on shared inputs and on constants alone is taken
+from the second one. Where other ops read it, it is broadcast, which is a view; ops on single elements read it as it is, and a product of
+values side by side becomes a sum of products: ``[u, i] · W = u · W_u + i · W_i``, of which the first has one row and is a bias.
+
+That is right where rows are independent, which the caller has proved: then each row of a value is the same function of its own row. A value
+that is not the one row of the small graph, repeated along one axis, is computed for all rows as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import accumulate
+
+import numpy as np
+
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, known, mutated, require
+from msplit.engines.cuda.passes import pattern
+from msplit.opset.traits import BIASES, ops_with
+
+_BROADCASTS = ops_with("broadcasts") | ops_with("select")
+_DRAWN = ("_StatefulRandom", "_SampleCandidates")
+_MATRICES = 2
+_REPEATS = "_repeats"
+"""Attribute of what broadcasts one row."""
+
+
+def share_rows(graph: OpGraph, small: OpGraph, shared: Collection[str]) -> bool:
+    """Computes what depends on some inputs alone for one row. True if there is anything.
+
+    Args:
+        graph: Specialized to all rows.
+        small: The same graph, specialized to one row of every input that has rows.
+        shared: Names of the inputs.
+    """
+    fed = {graph.feeds[name] for name in shared if name in graph.feeds and name in small.feeds}
+    banned = set[int]()
+    while True:
+        once = _once(graph, small, fed, banned)
+        read = dict(_read_outside(graph, once, fed))
+        wrong = {key for key in read if not _repeats(small.shape(key), graph.shape(key))}
+        if not wrong:
+            break
+        fed -= wrong
+        banned |= {key[0] for key in wrong}
+    if not fed:
+        return False
+    wide = {key: known(graph.shape(key)) for key in read}
+    for number in once:
+        _shrink(graph, small, number)
+    for key in fed:
+        graph.shapes[key] = known(small.shape(key))
+    spread = {key: _spread(graph, key, like, wide[key]) for key, like in read.items()}
+    for number, op in graph.ops.items():
+        if number not in once and not op.attrs.get(_REPEATS):
+            op.inputs = [spread.get(key, key) for key in op.inputs]
+    graph.fetches = {name: spread.get(key, key) for name, key in graph.fetches.items()}
+    graph.sort()
+    pattern.offered(graph, lambda op: _reads_narrow(graph, op))
+    graph.prune()
+    readers = pattern.Readers(graph)
+    pattern.offered(graph, lambda op: _split_product(graph, readers, op))
+    return True
+
+
+def _once(graph: OpGraph, small: OpGraph, fed: Collection[Key], banned: Collection[int]) -> set[int]:
+    """Ops that read shared values and constants alone, and are the same ops in the small graph."""
+    found = set[int]()
+    for number, op in graph.ops.items():
+        read = [key for key in op.inputs if key not in graph.constants]
+        if not read or number in banned or op.op in _DRAWN or mutated(op):
+            continue
+        if all(key in fed or key[0] in found for key in read) and _alike(graph, small, op):
+            found.add(number)
+    return found
+
+
+def _alike(graph: OpGraph, small: OpGraph, op: Op) -> bool:
+    other = small.ops.get(op.node)
+    if other is None or other.op != op.op or len(other.inputs) != len(op.inputs):
+        return False
+    if any(one != two and one not in graph.constants for one, two in zip(op.inputs, other.inputs, strict=True)):
+        return False
+    outputs = [(op.node, port) for port in range(graph.ports(op.node))]
+    return bool(outputs) and all(key in graph.shapes and key in small.shapes for key in outputs)
+
+
+def _read_outside(graph: OpGraph, once: Collection[int], fed: Collection[Key]) -> Iterator[tuple[Key, Op]]:
+    """Shared values that other ops read, or that are wanted in the end, each with an op near it."""
+    for number, op in graph.ops.items():
+        if number not in once:
+            yield from ((key, op) for key in op.inputs if key in fed or key[0] in once)
+    for key in graph.fetches.values():
+        if key[0] in once:
+            yield key, graph.ops[key[0]]
+
+
+def _repeats(one: Shape | None, every: Shape | None) -> bool:
+    """Whether a shape is another one in which an axis of one row has all of them."""
+    if one is None or every is None or len(one) != len(every):
+        return False
+    differ = [axis for axis, (few, many) in enumerate(zip(one, every, strict=True)) if few != many]
+    return len(differ) == 1 and one[differ[0]] == 1
+
+
+def _shrink(graph: OpGraph, small: OpGraph, number: int) -> None:
+    """Takes an op as the small graph has it."""
+    op, other = graph.ops[number], small.ops[number]
+    op.attrs = dict(other.attrs)
+    for slot, (key, taken) in enumerate(zip(op.inputs, other.inputs, strict=True)):
+        if key in graph.constants:
+            value = known(small.constants.get(taken))
+            if value is not graph.constants[key] and not np.array_equal(value, graph.constants[key]):
+                op.inputs[slot] = graph.constant(value)
+    for port in range(graph.ports(number)):
+        graph.shapes[number, port] = small.shapes[number, port]
+
+
+def _spread(graph: OpGraph, key: Key, like: Op, shape: Shape) -> Key:
+    """The value for all rows."""
+    attrs = {"T": graph.dtype(key), "Tidx": "int64", _REPEATS: True}
+    return graph.add("BroadcastTo", like, attrs, [key, graph.sizes(shape)], shape, graph.dtype(key)).out
+
+
+def _narrow(graph: OpGraph, key: Key) -> Key | None:
+    """What a value repeats for all rows; None where it does not."""
+    op = graph.ops.get(key[0])
+    return op.inputs[0] if op is not None and op.attrs.get(_REPEATS) else None
+
+
+def _reads_narrow(graph: OpGraph, op: Op) -> bool:
+    """Has an op on single elements read one row, where the others make the shape."""
+    require(op.op in _BROADCASTS)
+    inputs = [_narrow(graph, key) or key for key in op.inputs]
+    require(inputs != op.inputs)
+    require(np.broadcast_shapes(*(known(graph.shape(key)) for key in inputs)) == graph.shapes[op.out])
+    op.inputs = inputs
+    return True
+
+
+def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
+    """Multiplies what is the same in all rows by itself, and adds it to the rest as a bias, together with the bias that is there."""
+    require(op.op == "MatMul" and not op.attrs.get("transpose_a") and not op.attrs.get("transpose_b"))
+    left, right = op.inputs
+    weights, parts = known(graph.constants.get(right)), graph.ops.get(left[0])
+    require(parts is not None and parts.op == "ConcatV2" and weights.ndim == _MATRICES)
+    assert parts is not None
+    axis, values = graph.constants.get(parts.inputs[-1]), parts.inputs[:-1]
+    require(axis is not None and int(axis) % _MATRICES == 1)
+    narrow = [_narrow(graph, key) for key in values]
+    require(any(narrow) and not all(narrow))
+    widths = [known(graph.shape(key))[1] for key in values]
+    rows = np.split(weights, list(accumulate(widths))[:-1])
+    dtype, width = graph.dtype(op.out), weights.shape[1]
+
+    def product(shared: bool) -> Key:
+        taken = [place for place, one in enumerate(narrow) if bool(one) == shared]
+        keys = [narrow[place] or values[place] for place in taken]
+        height = 1 if shared else known(graph.shape(left))[0]
+        joined = keys[0]
+        if len(keys) > 1:
+            shape = height, sum(widths[place] for place in taken)
+            joined = graph.add(
+                "ConcatV2", op, dict(parts.attrs), [*keys, graph.constant(np.asarray(1, np.int32))], shape, dtype
+            ).out
+        part = graph.constant(np.concatenate([rows[place] for place in taken]))
+        return graph.add("MatMul", op, dict(op.attrs), [joined, part], (height, width), dtype).out
+
+    attrs = {"T": op.attrs.get("T")}
+    vector = graph.add("Reshape", op, attrs, [product(shared=True), graph.sizes((width,))], (width,), dtype).out
+    rest, last = product(shared=False), readers.only(op.out)
+    if last is not None and last.op in BIASES and last.inputs[0] == op.out and last.inputs[1] in graph.constants:
+        vector = graph.add("AddV2", last, attrs, [vector, last.inputs[1]], (width,), dtype).out
+        graph.drop([op])
+        op = last
+    op.op, op.attrs, op.inputs = "BiasAdd", {**attrs, "data_format": "NHWC"}, [rest, vector]
+    return True

@@ -1,0 +1,152 @@
+"""Rows that are the same in a step are computed once, and give what TensorFlow makes of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from msplit.analysis.rows.walk import independent_rows
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.options import SharedRows
+from msplit.errors import EngineError
+from tests.analysis.rows import random_rows
+from tests.campaign import examples
+from tests.engines.cuda.cases import assert_equals_tensorflow, flat_of, graph_of, job, run
+
+pytestmark = pytest.mark.tf
+
+ROWS = 6
+
+
+def shared_of(flat: Any, *names: str) -> SharedRows:
+    return SharedRows(names, tuple(independent_rows(flat).inputs.items()))
+
+
+def shapes_of(flat: Any, feeds: Any, shared: SharedRows) -> dict[str, list[tuple[int, ...]]]:
+    """Shapes that products of matrices give, and those that lookups give."""
+    compiled = ENGINE.compile(job(flat, feeds, shared=shared))
+    graph = compiled.optimized.graph
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for op in graph.ops.values():
+        found.setdefault(op.op.removeprefix("_Fused"), []).append(graph.shapes[op.out])
+    return found
+
+
+def ranker(tf: Any, v1: Any) -> None:
+    """Tables, an encoder over clicks, and layers over the user beside the items, as Keras flattens them."""
+    rng = np.random.default_rng(0)
+
+    def weights(*sizes: int) -> Any:
+        return tf.constant((rng.standard_normal(sizes) / sizes[0] ** 0.5).astype(np.float32))
+
+    clicks = v1.placeholder(tf.int32, [None, 5], name="user_clicks")
+    age = v1.placeholder(tf.float32, [None, 1], name="user_age")
+    item = v1.placeholder(tf.int32, [None], name="item")
+    price = v1.placeholder(tf.float32, [None, 3], name="item_price")
+    read = tf.gather(weights(20, 8), clicks)
+    weight = tf.nn.softmax(tf.matmul(tf.tensordot(read, weights(8, 8), 1), read, transpose_b=True))
+    flat = tf.reshape(tf.matmul(weight, read), [tf.shape(clicks)[0], 40])
+    user = tf.nn.relu(tf.concat([flat, age], 1) @ weights(41, 16) + weights(16))
+    items = tf.concat([tf.gather(weights(30, 8), item), price], 1)
+    both = tf.concat([user, items], 1)
+    deep = tf.nn.relu(tf.nn.bias_add(both @ weights(27, 16), weights(16)))
+    tf.sigmoid(deep @ weights(16, 1) + tf.reduce_sum(user[:, :11] * items, 1, keepdims=True), name="y")
+    tf.identity(user, name="who")
+
+
+def ranked(rows: int) -> dict[str, Any]:
+    rng = np.random.default_rng(rows)
+    return {
+        "user_clicks": np.repeat(rng.integers(0, 20, (1, 5)).astype(np.int32), rows, 0),
+        "user_age": np.full((rows, 1), rng.standard_normal(), np.float32),
+        "item": rng.integers(0, 30, rows).astype(np.int32),
+        "item_price": rng.standard_normal((rows, 3)).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("larger", [{}, {"fuse": True}, {"group": True}, {"fuse": True, "group": True}])
+def test_the_user_s_side_has_one_row(larger: dict[str, bool]) -> None:
+    flat, feeds = graph_of(ranker, outputs=["y", "who"]), ranked(ROWS)
+    shared = shared_of(flat, "user_clicks", "user_age")
+    assert_equals_tensorflow(flat, feeds, shared=shared, **larger)
+    made = shapes_of(flat, feeds, shared)
+    assert sorted(made["MatMul"]) == [(1, 16), (1, 16), (5, 8), (ROWS, 1), (ROWS, 16)], "u · W_u + i · W_i"
+    assert "ConcatV2" not in made or (ROWS, 27) not in made["ConcatV2"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, ROWS])
+def test_one_row_or_equal_ones_are_taken(rows: int) -> None:
+    flat, feeds = graph_of(ranker, outputs=["y", "who"]), ranked(rows)
+    executable = ENGINE.build(job(flat, feeds, shared=shared_of(flat, "user_clicks", "user_age")))
+    expected = executable.step(feeds)
+    assert expected["who"].shape == (rows, 16)
+    one = {name: value[:1] if name.startswith("user") else value for name, value in feeds.items()}
+    for given_ in (one, {**feeds, "user_age": np.broadcast_to(feeds["user_age"][:1], (rows, 1))}):
+        found = executable.step(given_)
+        assert all(np.array_equal(found[name], value) for name, value in expected.items())
+    nan = {**feeds, "user_age": np.full((rows, 1), np.nan, np.float32)}
+    assert np.isnan(executable.step(nan)["y"]).all()
+    if rows > 1:
+        other = {**feeds, "user_clicks": feeds["user_clicks"] + np.arange(rows, dtype=np.int32)[:, None] % 2}
+        with pytest.raises(EngineError, match="rows of input user_clicks differ"):
+            executable.step(other)
+    assert np.array_equal(executable.step_prefetching(feeds, lambda: one)["y"], expected["y"])
+    assert np.array_equal(executable.step(one)["y"], expected["y"])
+    executable.close()
+
+
+def test_what_depends_on_the_number_of_rows_is_not_taken_of_one_row() -> None:
+    """A count that goes from the user's side to the items', and rows that lie along another axis or are several entries."""
+
+    def build(tf: Any, v1: Any) -> None:
+        user = v1.placeholder(tf.float32, [None, 4], name="user")
+        item = v1.placeholder(tf.float32, [None, 4], name="item")
+        count = tf.shape(user)[0]
+        tf.reshape(item * 2.0, tf.stack([count, 2, 2]), name="counted")
+        along = tf.transpose(tf.exp(user)) + tf.transpose(item)
+        tf.transpose(along, name="along")
+        halves = tf.reshape(tf.exp(user), [-1, 2])
+        tf.reshape(halves * tf.reshape(item, [-1, 2]), [-1, 4], name="halves")
+        tf.stack([tf.exp(user), item], 1, name="stacked")
+
+    flat = graph_of(build, outputs=["counted", "along", "halves", "stacked"])
+    rng = np.random.default_rng(0)
+    feeds = {"user": np.repeat(rng.standard_normal((1, 4)), ROWS, 0), "item": rng.standard_normal((ROWS, 4))}
+    feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
+    assert_equals_tensorflow(flat, feeds, shared=shared_of(flat, "user"))
+
+
+@settings(max_examples=examples(40, 5_000))
+@given(st.data())
+def test_random_graphs_give_the_same_numbers(data: st.DataObject) -> None:
+    import tensorflow as tf
+
+    fed = {name.removesuffix(":0"): value for name, value in random_rows.feeds(ROWS, 1).items()}
+    shared = data.draw(st.lists(st.sampled_from(sorted(fed)), min_size=1, max_size=3, unique=True))
+    fed |= {name: np.repeat(fed[name][:1], ROWS, 0) for name in shared}
+    with tf.Graph().as_default() as graph:
+        builder = random_rows.Builder(tf, lambda options: data.draw(st.sampled_from(list(options))))
+        for _ in range(data.draw(st.integers(2, 14))):
+            made = builder.step(random_rows.STEPS, builder.other())
+            builder.values += [] if made is None else [made]
+        names = [tensor.op.name for tensor in builder.values[len(random_rows.INPUTS) :]]
+        assume(names)
+        rows = independent_rows(flat_of(graph.as_graph_def(), outputs=names))
+        flat = flat_of(graph.as_graph_def(), outputs=list(rows.outputs))
+        feeds = {tensor.name: fed[tensor.name] for tensor in flat.inputs}
+        taken = tuple(name for name in shared if name in feeds)
+        assume(taken and rows.outputs)
+        with tf.compat.v1.Session(graph=graph) as session:
+            try:
+                expected = session.run([f"{name}:0" for name in rows.outputs], {f"{k}:0": v for k, v in feeds.items()})
+                plain = run(flat, feeds)
+            except (tf.errors.OpError, EngineError):
+                assume(False)
+    found = run(flat, feeds, 3, shared=SharedRows(taken, tuple(independent_rows(flat).inputs.items())))
+    for name, value in zip(rows.outputs, expected, strict=True):
+        if np.array_equal(plain[name], value):  # which not all of TensorFlow's errors on a CPU are
+            np.testing.assert_array_equal(found[name], value, err_msg=f"{name}, {taken} shared")
