@@ -400,6 +400,10 @@ def _cuda_variants(
             label = f"msplit, {where}, eager{job.precision.suffix}"
             over = replace(own, options=replace(options, split=tuple(request.split)))
             variants.append(Variant(label, CUDA, over, one, asked=(where,)))
+    if options.shared is not None and comparison is not None:  # the model as it is, beside it
+        kernels = KernelMode.of(fuses=request.fuses, groups=request.group)
+        whole = replace(variants[-1].job, options=replace(options, shared=None, mode=kernels))
+        variants.append(Variant(f"msplit, {plural(whole.streams, 'stream')}, all rows", CUDA, whole, one))
     return variants
 
 

@@ -352,7 +352,27 @@ def optimize(
     if shared is not None and small is not None:
         context = replace(context, shared=(shared.inputs, small))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
-    return _rewritten(graph, {name: feeds[name] for name in graph.feeds}, part, context)
+    found = _rewritten(graph, {name: feeds[name] for name in graph.feeds}, part, context)
+    if shared is not None:
+        _refuse_all_rows(shared, own, found)
+    return found
+
+
+def _refuse_all_rows(shared: SharedRows, feeds: Arrays, found: Rewritten) -> None:
+    """Refuses an input that was to be shared, and of which all rows are read.
+
+    Raises:
+        EngineError: There is one.
+    """
+    one = shared.one_row(feeds)
+    for name in shared.inputs:
+        if name not in found.once and len(one[name]) < len(feeds[name]):
+            said = "the graph fixes the number of rows"
+            if name not in found.graph.feeds:
+                said = "the host reads it, or nothing does"
+            elif found.context.shared is not None:
+                said = "what reads it needs all of its rows, side by side with others"
+            raise EngineError(f"input {name} can not be shared: {said}", fix="leave it out of shared (--shared)")
 
 
 def _rewritten(graph: OpGraph, feeds: Arrays, part: HostPart | None, context: Context) -> Rewritten:
@@ -360,7 +380,7 @@ def _rewritten(graph: OpGraph, feeds: Arrays, part: HostPart | None, context: Co
     shapes = {name: graph.shapes[key] for name, key in graph.feeds.items()}
     once = {name: shape[0] for name, shape in shapes.items() if shape != feeds[name].shape}
     feeds = {name: value[: once[name]] if name in once else value for name, value in feeds.items()}
-    return Rewritten(graph, feeds, part, once, context=replace(context, feeds=feeds, shared=None))
+    return Rewritten(graph, feeds, part, once, context=replace(context, feeds=feeds))
 
 
 def _half(feeds: Arrays, inputs: Sequence[str]) -> Arrays:

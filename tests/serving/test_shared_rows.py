@@ -1,0 +1,142 @@
+"""One user beside many items: pools, builds and the server take one row of what is shared, or equal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import msplit
+from msplit.errors import MsplitError
+from msplit.serving.server import messages, tensors
+from tests.cli.runner import msplit as run_msplit
+from tests.engines.cuda.cases import graph_of, outputs_of_tensorflow
+from tests.engines.cuda.passes.test_shared_rows import ranked, ranker
+from tests.serving.server.running import start
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.tf
+
+SHARED: dict[str, Any] = {"engine": "cuda", "device": "cpu", "effort": "fast", "shared": ["user_*"]}
+
+Feeds = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def flat() -> Any:
+    return graph_of(ranker, outputs=["y", "who"])
+
+
+@pytest.fixture(scope="module")
+def build(flat: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shared") / "ranker.build"
+    msplit.build(flat, path, batches=[1, 4, 16], **SHARED)
+    return path
+
+
+def one_row(feeds: Feeds) -> dict[str, Any]:
+    return {name: value[:1] if name.startswith("user") else value for name, value in feeds.items()}
+
+
+def assert_right(flat: Any, found: Feeds, feeds: Feeds) -> None:
+    for name, value in outputs_of_tensorflow(flat, feeds).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_runner_takes_any_number_of_rows_of_one_user(flat: Any) -> None:
+    with msplit.prepare(flat, batch=8, streams=4, **SHARED) as model:
+        for rows in (8, 1, 3, 20):
+            feeds = ranked(rows)
+            assert_right(flat, model.step(feeds), feeds)
+            assert_right(flat, model.step(one_row(feeds)), feeds)
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_a_pool_joins_requests_of_one_user_and_keeps_users_apart(flat: Any, build: Path, workers: int | None) -> None:
+    with msplit.pool(build, device="cpu", groups=2, workers=workers, max_delay_us=2000.0) as pool:
+        requests = [ranked(rows) for rows in (3, 16, 1, 40, 7)]
+        halves = [{name: value[:4] for name, value in requests[1].items()} for _ in range(4)]
+        every = [*requests, *halves]
+        going = [pool.submit(one_row(feeds) if number % 2 else feeds) for number, feeds in enumerate(every)]
+        for feeds, future in zip(every, going, strict=True):
+            assert_right(flat, future.result(60), feeds)
+        wrong = {**requests[0], "user_age": np.arange(3, dtype=np.float32)[:, None]}
+        with pytest.raises(MsplitError, match="rows of input user_age differ"):
+            pool.step(wrong)
+        two = {**one_row(requests[0]), "user_clicks": requests[0]["user_clicks"][:2]}
+        assert_right(flat, pool.step(two), requests[0])
+
+
+def test_an_opened_build_is_what_was_built(flat: Any, build: Path) -> None:
+    with msplit.open(build) as model:
+        for rows in (16, 5, 33):
+            feeds = ranked(rows)
+            assert_right(flat, model.step(one_row(feeds)), feeds)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shared": ["users_*"]}, "no input is called 'users_\\*'"),
+        ({"shared": ["*"]}, "no other input has rows"),
+        ({"devices": (0, 1)}, "shared excludes devices"),
+        ({"engine": "tensorflow"}, "TensorFlow computes all rows"),
+    ],
+)
+def test_what_can_not_be_shared_is_refused(flat: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(MsplitError, match=said):
+        msplit.prepare(flat, batch=4, **{**SHARED, **options})
+
+
+def test_rows_that_are_mixed_are_named() -> None:
+    def mixing(tf: Any, v1: Any) -> None:
+        user, item = (v1.placeholder(tf.float32, [None, 3], name=name) for name in ("user", "item"))
+        tf.identity(item - tf.reduce_mean(user, 0, name="over_the_batch"), name="y")
+
+    with pytest.raises(MsplitError, match="over_the_batch"):
+        msplit.prepare(graph_of(mixing, outputs=["y"]), batch=4, **{**SHARED, "shared": ["user"]})
+
+
+def test_bench_has_the_model_as_it_is_beside_it(flat: Any) -> None:
+    quick = msplit.Settings(duration=0.0, warmup=0.0, min_rounds=1, builds=1)
+    done = msplit.bench(flat, batch=8, streams=(1, 2), compare_tensorflow=False, settings=quick, **SHARED)
+    assert "msplit, 2 streams, all rows" in [one.variant.label for one in done.result.variants]
+    assert not done.result.failed
+
+
+def test_a_pattern_without_an_input_is_refused_before_anything_runs(flat: Any) -> None:
+    done = run_msplit("bench", flat.model.path, "--shared", "user", "--engine", "cuda")
+    assert done.code == 2
+
+
+def test_clients_that_repeat_the_user_are_answered(flat: Any, build: Path) -> None:
+    grpc = pytest.importorskip("grpc")
+    pytest.importorskip("uvicorn")
+    running = start(build, "--device", "cpu", "--model_name", "ranker")
+    try:
+        for rows in (1, 5, 20):
+            feeds = ranked(rows)
+            for sent in (feeds, one_row(feeds)):
+                body = {"inputs": {name: value.tolist() for name, value in sent.items()}}
+                status, found = running.http("/v1/models/ranker:predict", body)
+                assert status == 200, found
+                assert_right(flat, {name: np.asarray(value) for name, value in found["outputs"].items()}, feeds)
+        request = messages.PredictRequest()
+        request.model_spec.name = "ranker"
+        for name, value in {**ranked(3), "user_age": np.arange(3, dtype=np.float32)[:, None]}.items():
+            tensors.to_tensor_proto(value, request.inputs[name], as_content=True)
+        with grpc.insecure_channel(running.address) as channel:
+            ask = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(request.SerializeToString(), timeout=60)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "rows of input user_age differ" in caught.value.details()
+            request.inputs["user_age"].Clear()
+            tensors.to_tensor_proto(ranked(3)["user_age"], request.inputs["user_age"], as_content=True)
+            answer = messages.PredictResponse.FromString(ask(request.SerializeToString(), timeout=60))
+            assert set(answer.outputs) == {"y", "who"}
+    finally:
+        assert running.stop()[0] == 0
