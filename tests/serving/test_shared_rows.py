@@ -103,7 +103,7 @@ def test_rows_that_are_mixed_are_named() -> None:
 def test_bench_has_the_model_as_it_is_beside_it(flat: Any) -> None:
     quick = msplit.Settings(duration=0.0, warmup=0.0, min_rounds=1, builds=1)
     done = msplit.bench(flat, batch=8, streams=(1, 2), compare_tensorflow=False, settings=quick, **SHARED)
-    assert "msplit, 2 streams, all rows" in [one.variant.label for one in done.result.variants]
+    assert "msplit, 2 streams, all rows" in [one.label for one in done.result.variants]
     assert not done.result.failed
 
 

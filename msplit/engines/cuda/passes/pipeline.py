@@ -37,7 +37,7 @@ from msplit.engines.cuda.passes.measured import MeasuredFusion
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.precision.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
-from msplit.engines.cuda.passes.shared_rows import share_rows
+from msplit.engines.cuda.passes.shared_rows import share_rows, split_products
 from msplit.engines.cuda.passes.specialize import specialize
 from msplit.engines.cuda.passes.tracing import Tracer, trace
 from msplit.engines.cuda.passes.updates import merge_updates as updates
@@ -223,6 +223,7 @@ PIPELINE = (
     Pass("share_rows", _share_rows, option="", phase=_SPECIALIZING),
     Pass("eliminate_identity", _pure(rewrites.eliminate_identity)),
     Pass("flatten_matmul", _pure(rewrites.flatten_matmul)),  # products become matrices
+    Pass("split_products", _pure(split_products), option=""),  # of rows that are shared
     Pass("fold_dilation", _pure(fold_dilation)),
     Pass("fold_padding", _pure(fold_padding)),
     Pass("reassociate_bias", _pure(rewrites.reassociate_bias)),

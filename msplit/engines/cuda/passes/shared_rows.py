@@ -10,17 +10,35 @@ that is not the one row of the small graph, repeated along one axis, is computed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, known, mutated, require
+from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes import pattern
 from msplit.opset.traits import BIASES, ops_with
 
 _BROADCASTS = ops_with("broadcasts") | ops_with("select")
-_DRAWN = ("_StatefulRandom", "_SampleCandidates")
+_PAIRS = ("BatchMatMulV2", "BatchMatMulV3")
+_PLACED = (
+    "_",
+    "Where",
+    "Sparse",
+    "Ragged",
+    "Unique",
+    "Dynamic",
+    "Scatter",
+    "TensorScatter",
+    "Segment",
+    "UnsortedSegment",
+    "Cum",
+)
+"""Beginnings of ops that are not shared, whatever they read: those that draw numbers, and those of which rows may get their own number."""
 _MATRICES = 2
 _REPEATS = "_repeats"
 """Attribute of what broadcasts one row."""
@@ -58,10 +76,15 @@ def share_rows(graph: OpGraph, small: OpGraph, shared: Collection[str]) -> bool:
     graph.fetches = {name: spread.get(key, key) for name, key in graph.fetches.items()}
     graph.sort()
     pattern.offered(graph, lambda op: _reads_narrow(graph, op))
-    graph.prune()
-    readers = pattern.Readers(graph)
-    pattern.offered(graph, lambda op: _split_product(graph, readers, op))
     return True
+
+
+def split_products(graph: OpGraph) -> bool:
+    """Makes sums of products where some of what is multiplied is the same in all rows. True if there is anything."""
+    if not any(op.attrs.get(_REPEATS) for op in graph.ops.values()):
+        return False
+    readers = pattern.Readers(graph)
+    return pattern.offered(graph, lambda op: _split_product(graph, readers, op))
 
 
 def _once(graph: OpGraph, small: OpGraph, fed: Collection[Key], banned: Collection[int]) -> set[int]:
@@ -69,7 +92,7 @@ def _once(graph: OpGraph, small: OpGraph, fed: Collection[Key], banned: Collecti
     found = set[int]()
     for number, op in graph.ops.items():
         read = [key for key in op.inputs if key not in graph.constants]
-        if not read or number in banned or op.op in _DRAWN or mutated(op):
+        if not read or number in banned or op.op.startswith(_PLACED) or mutated(op):
             continue
         if all(key in fed or key[0] in found for key in read) and _alike(graph, small, op):
             found.add(number)
@@ -82,8 +105,20 @@ def _alike(graph: OpGraph, small: OpGraph, op: Op) -> bool:
         return False
     if any(one != two and one not in graph.constants for one, two in zip(op.inputs, other.inputs, strict=True)):
         return False
+    # A constant that goes with the number of rows may hold the rows' numbers, unless it is read as a shape.
+    static = table()[op.op].static
+    for slot, (key, taken) in enumerate(zip(op.inputs, other.inputs, strict=True)):
+        if key in graph.constants and (
+            taken not in small.constants
+            or (slot not in static and not _equal(graph.constants[key], small.constants[taken]))
+        ):
+            return False
     outputs = [(op.node, port) for port in range(graph.ports(op.node))]
     return bool(outputs) and all(key in graph.shapes and key in small.shapes for key in outputs)
+
+
+def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return one is other or np.array_equal(one, other)
 
 
 def _read_outside(graph: OpGraph, once: Collection[int], fed: Collection[Key]) -> Iterator[tuple[Key, Op]]:
@@ -110,8 +145,8 @@ def _shrink(graph: OpGraph, small: OpGraph, number: int) -> None:
     op.attrs = dict(other.attrs)
     for slot, (key, taken) in enumerate(zip(op.inputs, other.inputs, strict=True)):
         if key in graph.constants:
-            value = known(small.constants.get(taken))
-            if value is not graph.constants[key] and not np.array_equal(value, graph.constants[key]):
+            value = small.constants[taken]
+            if not _equal(value, graph.constants[key]):
                 op.inputs[slot] = graph.constant(value)
     for port in range(graph.ports(number)):
         graph.shapes[number, port] = small.shapes[number, port]
@@ -130,48 +165,65 @@ def _narrow(graph: OpGraph, key: Key) -> Key | None:
 
 
 def _reads_narrow(graph: OpGraph, op: Op) -> bool:
-    """Has an op on single elements read one row, where the others make the shape."""
-    require(op.op in _BROADCASTS)
+    """Has an op on single elements, or on pairs of matrices, read one row, where the others make the shape."""
+    require(op.op in _BROADCASTS or op.op in _PAIRS)
     inputs = [_narrow(graph, key) or key for key in op.inputs]
     require(inputs != op.inputs)
-    require(np.broadcast_shapes(*(known(graph.shape(key)) for key in inputs)) == graph.shapes[op.out])
+    end = -_MATRICES if op.op in _PAIRS else None
+    shapes = [known(graph.shape(key))[:end] for key in inputs]
+    require(np.broadcast_shapes(*shapes) == graph.shapes[op.out][:end])
     op.inputs = inputs
     return True
 
 
 def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
-    """Multiplies what is the same in all rows by itself, and adds it to the rest as a bias, together with the bias that is there."""
+    """Multiplies what is the same in all rows by itself, and adds it to the rest: as a bias, together with the bias that is there, where it
+    is one vector."""
     require(op.op == "MatMul" and not op.attrs.get("transpose_a") and not op.attrs.get("transpose_b"))
     left, right = op.inputs
     weights, parts = known(graph.constants.get(right)), graph.ops.get(left[0])
+    if parts is not None and parts.op == "Reshape":  # matrices that lie one behind the other
+        left = parts.inputs[0]
+        parts = graph.ops.get(left[0])
     require(parts is not None and parts.op == "ConcatV2" and weights.ndim == _MATRICES)
     assert parts is not None
-    axis, values = graph.constants.get(parts.inputs[-1]), parts.inputs[:-1]
-    require(axis is not None and int(axis) % _MATRICES == 1)
+    shape, axis, values = graph.shapes[left], graph.constants.get(parts.inputs[-1]), parts.inputs[:-1]
+    require(axis is not None and int(axis) % len(shape) == len(shape) - 1 and weights.shape[0] == shape[-1])
     narrow = [_narrow(graph, key) for key in values]
     require(any(narrow) and not all(narrow))
-    widths = [known(graph.shape(key))[1] for key in values]
+    fewer = {known(graph.shape(key))[:-1] for key in narrow if key is not None}
+    require(len(fewer) == 1)
+    widths = [known(graph.shape(key))[-1] for key in values]
     rows = np.split(weights, list(accumulate(widths))[:-1])
-    dtype, width = graph.dtype(op.out), weights.shape[1]
+    dtype, width, attrs = graph.dtype(op.out), weights.shape[1], {"T": op.attrs.get("T")}
 
-    def product(shared: bool) -> Key:
+    def product(shared: bool, before: Shape) -> Key:
+        """Of the parts that are shared, or of the others: a matrix."""
         taken = [place for place, one in enumerate(narrow) if bool(one) == shared]
-        keys = [narrow[place] or values[place] for place in taken]
-        height = 1 if shared else known(graph.shape(left))[0]
-        joined = keys[0]
-        if len(keys) > 1:
-            shape = height, sum(widths[place] for place in taken)
-            joined = graph.add(
-                "ConcatV2", op, dict(parts.attrs), [*keys, graph.constant(np.asarray(1, np.int32))], shape, dtype
-            ).out
+        made, size = narrow[taken[0]] or values[taken[0]], sum(widths[place] for place in taken)
+        if len(taken) > 1:
+            last = graph.constant(np.asarray(len(shape) - 1, np.int32))
+            keys = [*(narrow[place] or values[place] for place in taken), last]
+            made = graph.add("ConcatV2", op, dict(parts.attrs), keys, (*before, size), dtype).out
+        made = reshaped(made, (math.prod(before), size))
         part = graph.constant(np.concatenate([rows[place] for place in taken]))
-        return graph.add("MatMul", op, dict(op.attrs), [joined, part], (height, width), dtype).out
+        return graph.add("MatMul", op, dict(op.attrs), [made, part], (math.prod(before), width), dtype).out
 
-    attrs = {"T": op.attrs.get("T")}
-    vector = graph.add("Reshape", op, attrs, [product(shared=True), graph.sizes((width,))], (width,), dtype).out
-    rest, last = product(shared=False), readers.only(op.out)
+    def reshaped(key: Key, wanted: Shape) -> Key:
+        if graph.shape(key) == wanted:
+            return key
+        return graph.add("Reshape", op, dict(attrs), [key, graph.sizes(wanted)], wanted, dtype).out
+
+    few = fewer.pop()
+    one, rest = product(True, few), product(False, shape[:-1])
+    if math.prod(few) > 1:
+        terms = [reshaped(rest, (*shape[:-1], width)), reshaped(one, (*few, width))]
+        total = graph.add("AddV2", op, dict(attrs), terms, (*shape[:-1], width), dtype).out
+        op.op, op.attrs, op.inputs = "Reshape", attrs, [total, graph.sizes(graph.shapes[op.out])]
+        return True
+    vector, last = reshaped(one, (width,)), readers.only(op.out)
     if last is not None and last.op in BIASES and last.inputs[0] == op.out and last.inputs[1] in graph.constants:
-        vector = graph.add("AddV2", last, attrs, [vector, last.inputs[1]], (width,), dtype).out
+        vector = graph.add("AddV2", last, dict(attrs), [vector, last.inputs[1]], (width,), dtype).out
         graph.drop([op])
         op = last
     op.op, op.attrs, op.inputs = "BiasAdd", {**attrs, "data_format": "NHWC"}, [rest, vector]
