@@ -52,6 +52,7 @@ class Inside(options.Choice):
     metavar="N",
     help="Also tell whether to split the model over N such GPUs, by the simulator.",
 )
+@click.option("--shared", multiple=True, metavar="PATTERN", help="What these inputs have to themselves. Repeatable.")
 @options.format_option
 @together
 def command(
@@ -60,11 +61,13 @@ def command(
     views: Sequence[str],
     engine: str | None,
     gpus: int | None,
+    shared: Sequence[str],
     work: options.Work,
     style: str,
 ) -> None:
     """Analyze MODEL: what is independent in it, and what streams could gain. The model is not executed."""
     from msplit import api
+    from msplit.analysis.shared import shared_work
     from msplit.opset.traits import written
     from msplit.report import analysis
 
@@ -77,6 +80,7 @@ def command(
 
         coverage = cover(flat, found.shapes, build=True)
     split = None if gpus is None else found.on_gpus(gpus)
+    once = shared_work(found.flat, found.costs, shared) if shared or (work.batch or 1) > 1 else None
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
     following: list[Sequence[str]] = []
     if choice.function is None:
@@ -113,8 +117,8 @@ def command(
     options.show(
         style,
         "analyze",
-        analysis.document(found, chosen, coverage, following, split),
-        lambda: analysis.payload(found, chosen, coverage, following, split),
+        analysis.document(found, chosen, coverage, following, split, once),
+        lambda: analysis.payload(found, chosen, coverage, following, split, once),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from msplit.analysis.inventory import BranchSize, RegionSize, TableUse
 from msplit.analysis.isomorphic import Isomorphic, NearlyIsomorphic
+from msplit.analysis.shared import SharedWork
 from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
 from msplit.formats.guess import left_out_text
@@ -117,9 +118,10 @@ def document(
     coverage: Coverage | None = None,
     commands: Sequence[Sequence[str]] = (),
     split: SplitJudgement | None = None,
+    once: SharedWork | None = None,
 ) -> Document:
     """Document of the views that the user asked for: `views` are of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and
-    ``all``; `split` is what several GPUs are worth, where that was asked for."""
+    ``all``; `split` is what several GPUs are worth, where that was asked for, and `once` what inputs have to themselves."""
     everything, summary = "all" in views, "summary" in views
     most = {view: None if everything or view in views else _FEW for view in ("branches", "embeddings", "regions")}
     tables: list[Table] = []
@@ -141,7 +143,7 @@ def document(
         title=heading(found.flat.model.path, found.flat.model.format),
         facts=_facts(found) if everything or summary else (),
         tables=tables,
-        notes=[*_notes(found, coverage), *([split.words] if split is not None else ())],
+        notes=[*_notes(found, coverage), *(one.words for one in (split, once) if one is not None)],
         warnings=_warnings(found),
         following=commands,
     )
@@ -328,6 +330,7 @@ def payload(
     coverage: Coverage | None = None,
     commands: Sequence[Sequence[str]] = (),
     split: SplitJudgement | None = None,
+    once: SharedWork | None = None,
 ) -> dict[str, Any]:
     """The analysis for JSON. The arguments are those of `document`."""
     flat, model, costs, names = found.flat, found.flat.model, found.costs, found.flat.graph.names
@@ -389,6 +392,8 @@ def payload(
         result["node_list"] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if coverage is not None:
         result["coverage"] = coverage
+    if once is not None:
+        result["shared"] = picked(once, "inputs nodes time_us share flops bytes named words")
     if split is not None:
         best = "way=name makespan_us copies copied_bytes=copied weight_bytes=weights tables"
         result["split"] = {

@@ -400,11 +400,16 @@ def _cuda_variants(
             label = f"msplit, {where}, eager{job.precision.suffix}"
             over = replace(own, options=replace(options, split=tuple(request.split)))
             variants.append(Variant(label, CUDA, over, one, asked=(where,)))
-    if options.shared is not None and comparison is not None:  # the model as it is, beside it
-        kernels = KernelMode.of(fuses=request.fuses, groups=request.group)
-        whole = replace(variants[-1].job, options=replace(options, shared=None, mode=kernels))
-        variants.append(Variant(f"msplit, {plural(whole.streams, 'stream')}, all rows", CUDA, whole, one))
-    return variants
+    return [*variants, *([] if comparison is None else _on_all_rows(variants[-1].job, one, request))]
+
+
+def _on_all_rows(job: Job, against: str, request: RunRequest) -> list[Variant]:
+    """The model as it is, beside one that shares rows."""
+    if job.options.shared is None:
+        return []
+    kernels = KernelMode.of(fuses=request.fuses, groups=request.group)
+    whole = replace(job, options=replace(job.options, shared=None, mode=kernels))
+    return [Variant(f"msplit, {plural(job.streams, 'stream')}, all rows", CUDA, whole, against)]
 
 
 def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], request: RunRequest) -> Ablation:

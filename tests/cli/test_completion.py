@@ -56,7 +56,7 @@ def completed(line: str, shell: str = "bash") -> list[str]:
 def test_commands_options_and_choices_are_completed() -> None:
     assert completed("msplit a") == ["plain,analyze", "plain,assign"]
     assert {entry.partition(",")[2] for entry in completed("msplit ")} == set(COMMANDS)
-    assert completed("msplit analyze --sh") == ["plain,--show", "plain,--shape"]
+    assert completed("msplit analyze --sh") == ["plain,--show", "plain,--shared", "plain,--shape"]
     assert completed("msplit analyze --show br") == ["plain,branches"]
     assert completed("msplit analyze sample") == ["file,sample"]
 

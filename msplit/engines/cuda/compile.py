@@ -338,7 +338,6 @@ def optimize(
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
     graph.unrolled = {node: raised.frames.get(node, ()) for node, op in graph.ops.items() if op.op in FUNCTIONAL}
     shards = several if isinstance(several, Shards) else None
-    shared = several if isinstance(several, SharedRows) else None
     split = several if isinstance(several, Split) else None
     context = Context(
         feeds, device, len(flat), raised.bodies, simplify=simplify, group=group, shards=shards, split=split
@@ -348,13 +347,24 @@ def optimize(
         raise EngineError("losses are scaled for float16 in one process only", fix=fix)
     if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
-    small = None if shared is None else _resized(graph, context, shared.one_row(own), part)
-    if shared is not None and small is not None:
+    if isinstance(several, SharedRows):
+        return _sharing(graph, context, several, own, part)
+    run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
+    return _rewritten(graph, part, context)
+
+
+def _sharing(graph: OpGraph, context: Context, shared: SharedRows, feeds: Arrays, part: HostPart | None) -> Rewritten:
+    """Runs the passes on a graph of which some rows are computed once.
+
+    Raises:
+        EngineError: Of an input that was to be shared all rows are read.
+    """
+    small = _resized(graph, context, shared.one_row(feeds), part)
+    if small is not None:
         context = replace(context, shared=(shared.inputs, small))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
-    found = _rewritten(graph, {name: feeds[name] for name in graph.feeds}, part, context)
-    if shared is not None:
-        _refuse_all_rows(shared, own, found)
+    found = _rewritten(graph, part, context)
+    _refuse_all_rows(shared, feeds, found)
     return found
 
 
@@ -375,8 +385,9 @@ def _refuse_all_rows(shared: SharedRows, feeds: Arrays, found: Rewritten) -> Non
             raise EngineError(f"input {name} can not be shared: {said}", fix="leave it out of shared (--shared)")
 
 
-def _rewritten(graph: OpGraph, feeds: Arrays, part: HostPart | None, context: Context) -> Rewritten:
+def _rewritten(graph: OpGraph, part: HostPart | None, context: Context) -> Rewritten:
     """The graph with inputs for it, of which it may read one row where all are given."""
+    feeds = {name: context.feeds[name] for name in graph.feeds}
     shapes = {name: graph.shapes[key] for name, key in graph.feeds.items()}
     once = {name: shape[0] for name, shape in shapes.items() if shape != feeds[name].shape}
     feeds = {name: value[: once[name]] if name in once else value for name, value in feeds.items()}

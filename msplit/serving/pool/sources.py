@@ -292,7 +292,7 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     # Steps fly where one call starts a captured graph, and on the CPU they seem to. Else they run in threads, as those do whose host part
     # takes so long that several at once pay.
     hosts = {batch: one.host for batch, one in restored.items() if one.host is not None}
-    flies = not hosts or (settings.host_threads is None and _is_quick(hosts[largest], references[largest].feeds))
+    flies = _is_quick(hosts.get(largest), loaded.references[buckets[largest].program].feeds, settings.host_threads)
     asynchronous = flies and found.is_asynchronous(restored.values())
     ports = Ports(
         dtypes,
@@ -379,9 +379,12 @@ _QUICK = 1e-3
 eight threads a server of them answered 762 requests a second on an H200, and 8,707 of ids, whose steps need no threads."""
 
 
-def _is_quick(host: Any, feeds: Arrays) -> bool:
-    """Whether what the host runs takes less than to have other threads run it: without TensorFlow, which has threads of its own."""
-    if host.in_tensorflow:
+def _is_quick(host: Any, feeds: Arrays, threads: int | None) -> bool:
+    """Whether what the host runs takes less than to have other threads run it, which were not asked for: without TensorFlow, which has
+    threads of its own."""
+    if host is None:
+        return True
+    if threads is not None or host.in_tensorflow:
         return False
     host.run(feeds)
     start = time.perf_counter()

@@ -11,6 +11,7 @@ that is not the one row of the small graph, repeated along one axis, is computed
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator
 from itertools import accumulate
 from typing import Any
@@ -21,24 +22,12 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, known, mutated, require
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes import pattern
-from msplit.opset.traits import BIASES, ops_with
+from msplit.opset.traits import BATCH_MATMULS, BIASES, ops_with
 
 _BROADCASTS = ops_with("broadcasts") | ops_with("select")
-_PAIRS = ("BatchMatMulV2", "BatchMatMulV3")
-_PLACED = (
-    "_",
-    "Where",
-    "Sparse",
-    "Ragged",
-    "Unique",
-    "Dynamic",
-    "Scatter",
-    "TensorScatter",
-    "Segment",
-    "UnsortedSegment",
-    "Cum",
-)
-"""Beginnings of ops that are not shared, whatever they read: those that draw numbers, and those of which rows may get their own number."""
+_PLACED = re.compile("_|Where|Sparse|Ragged|Unique|Dynamic|(Tensor)?Scatter|(Unsorted)?Segment|Cum")
+"""Beginnings of the names of ops that are not shared, whatever they read: those that draw numbers, and those of which rows may get their
+own number."""
 _MATRICES = 2
 _REPEATS = "_repeats"
 """Attribute of what broadcasts one row."""
@@ -92,7 +81,7 @@ def _once(graph: OpGraph, small: OpGraph, fed: Collection[Key], banned: Collecti
     found = set[int]()
     for number, op in graph.ops.items():
         read = [key for key in op.inputs if key not in graph.constants]
-        if not read or number in banned or op.op.startswith(_PLACED) or mutated(op):
+        if not read or number in banned or _PLACED.match(op.op) or mutated(op):
             continue
         if all(key in fed or key[0] in found for key in read) and _alike(graph, small, op):
             found.add(number)
@@ -166,10 +155,10 @@ def _narrow(graph: OpGraph, key: Key) -> Key | None:
 
 def _reads_narrow(graph: OpGraph, op: Op) -> bool:
     """Has an op on single elements, or on pairs of matrices, read one row, where the others make the shape."""
-    require(op.op in _BROADCASTS or op.op in _PAIRS)
+    require(op.op in _BROADCASTS or op.op in BATCH_MATMULS)
     inputs = [_narrow(graph, key) or key for key in op.inputs]
     require(inputs != op.inputs)
-    end = -_MATRICES if op.op in _PAIRS else None
+    end = -_MATRICES if op.op in BATCH_MATMULS else None
     shapes = [known(graph.shape(key))[:end] for key in inputs]
     require(np.broadcast_shapes(*shapes) == graph.shapes[op.out][:end])
     op.inputs = inputs

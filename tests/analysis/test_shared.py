@@ -1,0 +1,68 @@
+"""Work that inputs have to themselves, against a walk by hand; the words of `analyze`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from msplit.analysis.shared import shared_work
+from msplit.assignment.model import price
+from msplit.cost.profile import Workload
+from msplit.errors import MsplitError
+from tests.cli.runner import fine, msplit
+from tests.engines.cuda.cases import graph_of
+from tests.engines.cuda.passes.test_shared_rows import ranker
+
+pytestmark = pytest.mark.tf
+
+
+@pytest.fixture(scope="module")
+def flat() -> Any:
+    return graph_of(ranker, outputs=["y", "who"])
+
+
+def alone(flat: Any, prefix: str) -> set[int]:
+    """Nodes below which there is nothing but inputs of this prefix, and one at least."""
+    graph, inputs = flat.graph, {tensor.node: tensor.name for tensor in flat.inputs}
+    below: list[set[str]] = [set() for _ in range(len(flat))]
+    for node in graph.topological.tolist():
+        below[node] |= {inputs[node]} if node in inputs else set()
+        for edge in range(graph.in_start[node], graph.in_start[node + 1]):
+            below[node] |= below[graph.edges.src[edge]]
+    return {node for node, names in enumerate(below) if names and all(name.startswith(prefix) for name in names)}
+
+
+@pytest.mark.parametrize("prefix", ["user", "item"])
+def test_named_inputs_have_what_lies_below_them_alone(flat: Any, prefix: str) -> None:
+    _, costs = price(flat, Workload(batch=64))
+    found = shared_work(flat, costs, [f"{prefix}*"])
+    nodes = sorted(alone(flat, prefix))
+    assert found is not None
+    assert found.nodes == len(nodes)
+    assert found.time_us == pytest.approx(float(costs.time_us[nodes].sum()))
+    assert found.flops == pytest.approx(float(costs.flops[nodes].sum()))
+    assert found.named
+
+
+def test_without_names_the_largest_set_is_found_that_is_not_all(flat: Any) -> None:
+    _, costs = price(flat, Workload(batch=64))
+    found = shared_work(flat, costs)
+    assert found is not None
+    assert set(found.inputs) == {"user_clicks", "user_age"}
+    assert not found.named
+    with pytest.raises(MsplitError, match=r"no input is called 'nobody'"):
+        shared_work(flat, costs, ["nobody"])
+
+
+def test_analyze_says_it(flat: Any) -> None:
+    path = flat.model.path
+    told = fine("analyze", path, "--batch", "64", "--format", "json").json["shared"]
+    assert told["words"].startswith("user_clicks, user_age alone:")
+    assert "shared" not in fine("analyze", path, "--format", "json").json, "at one row there is nothing to save"
+    assert fine("analyze", path, "--shared", "item*", "--format", "json").json["shared"]["inputs"] == [
+        "item",
+        "item_price",
+    ]
+    done = msplit("analyze", path, "--shared", "nobody")
+    assert (done.code, "no input is called 'nobody'" in done.err) == (2, True)
