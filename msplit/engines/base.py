@@ -154,6 +154,33 @@ def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) 
     refuse({name: value for name, value in feeds.items() if name in inputs}, inputs)
 
 
+def one_row(once: Mapping[str, int], feeds: Feeds) -> dict[str, Any]:
+    """Of inputs that are the same in all rows, the one row.
+
+    Args:
+        once: Their names, and entries of a row.
+        feeds: One row of each, or any number of equal ones.
+
+    Raises:
+        EngineError: They are not equal.
+    """
+    return {name: _row(name, value, once[name]) if name in once else value for name, value in feeds.items()}
+
+
+def _row(name: str, value: Any, entries: int) -> Any:
+    if not hasattr(value, "shape") or not len(value.shape) or value.shape[0] <= entries or value.shape[0] % entries:
+        return value  # what is wrong with it is said by what takes it
+    rows = value.reshape((-1, entries, *value.shape[1:]))
+    if is_array(value) and value.strides[0] and value.dtype.kind in "fc":
+        whole = np.ascontiguousarray(rows).view(np.uint8)  # NaN is equal to itself
+        equal = bool((whole == whole[:1]).all())
+    else:
+        equal = bool((rows == rows[:1]).all())
+    if not equal:
+        raise EngineError(f"the rows of input {name} differ, and it is shared", fix="give it one row, or equal ones")
+    return rows[0]
+
+
 def called_with(names: Iterable[str], values: Sequence[Any], named: Feeds) -> dict[str, Any]:
     """Inputs by name, of a call that gives them by name or, where the model has one input, by position.
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, starting_pytorch
-from msplit.errors import EngineError
+from msplit.engines.base import Arrays, is_array, is_tensor, starting_pytorch
 
 if TYPE_CHECKING:
     import torch
@@ -127,30 +126,3 @@ def _as_tensorflow(tensor: Any) -> Any:
     from msplit.engines.tensorflow.runtime import tensorflow
 
     return tensorflow().experimental.dlpack.from_dlpack(tensor.__dlpack__())
-
-
-def one_row(once: Mapping[str, int], feeds: Feeds) -> dict[str, Any]:
-    """Of inputs that are the same in all rows, the one row.
-
-    Args:
-        once: Their names, and entries of a row.
-        feeds: One row of each, or any number of equal ones.
-
-    Raises:
-        EngineError: They are not equal.
-    """
-    return {name: _row(name, value, once[name]) if name in once else value for name, value in feeds.items()}
-
-
-def _row(name: str, value: Any, entries: int) -> Any:
-    if not hasattr(value, "shape") or not len(value.shape) or value.shape[0] <= entries or value.shape[0] % entries:
-        return value  # what is wrong with it is said by what takes it
-    rows = value.reshape((-1, entries, *value.shape[1:]))
-    if is_array(value) and value.strides[0] and value.dtype.kind in "fc":
-        whole = np.ascontiguousarray(rows).view(np.uint8)  # NaN is equal to itself
-        equal = bool((whole == whole[:1]).all())
-    else:
-        equal = bool((rows == rows[:1]).all())
-    if not equal:
-        raise EngineError(f"the rows of input {name} differ, and it is shared", fix="give it one row, or equal ones")
-    return rows[0]

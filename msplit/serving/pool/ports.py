@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, refuse
+from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, one_row, refuse
 from msplit.engines.host.hashing import all_bytes
-from msplit.engines.tensors import as_array, joined, lies_on, one_row, part, pieces, tensor
+from msplit.engines.tensors import as_array, joined, lies_on, part, pieces, tensor
 from msplit.errors import EngineError
 from msplit.formats.tensors import numpy_dtype
 from msplit.serving.pool.settings import MAX_STEPS

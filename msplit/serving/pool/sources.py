@@ -15,11 +15,10 @@ import numpy as np
 
 from msplit.assignment.model import load, opened
 from msplit.core.arguments import Precision, path
-from msplit.engines.base import STEPS, Arrays, Feeds
+from msplit.engines.base import STEPS, Arrays, Feeds, one_row
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.environment import mps
-from msplit.engines.tensors import one_row
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import HANDED, STEPS, Arrays, Executable, Feeds, Following, Timeline, is_array
+from msplit.engines.base import HANDED, STEPS, Arrays, Executable, Feeds, Following, Timeline, is_array, one_row
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.runtime.host_stage import HostOptions, HostStage, stage_of
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.host.program import HostGraph
-from msplit.engines.tensors import one_row
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
