@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,12 @@ def flat() -> Any:
 
 
 @pytest.fixture(scope="module")
-def build(flat: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(flat: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copy(flat.model.path, tmp_path_factory.mktemp("model") / "ranker.pb"))
+
+
+@pytest.fixture(scope="module")
+def build(file: Path, flat: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("shared") / "ranker.build"
     msplit.build(flat, path, batches=[1, 4, 16], **SHARED)
     return path
@@ -107,9 +113,20 @@ def test_bench_has_the_model_as_it_is_beside_it(flat: Any) -> None:
     assert not done.result.failed
 
 
-def test_a_pattern_without_an_input_is_refused_before_anything_runs(flat: Any) -> None:
-    done = run_msplit("bench", flat.model.path, "--shared", "user", "--engine", "cuda")
-    assert done.code == 2
+def test_a_load_test_sends_requests_of_one_user(file: Path, build: Path) -> None:
+    how = (
+        "--device",
+        "cpu",
+        "--clients",
+        "2",
+        "--measure",
+        "rows=8,repeat=1,seconds=0.3,warmup=0.1",
+        "--format",
+        "json",
+    )
+    for model in ((file, "--shared", "user_*", "--batch", "4,16", "--cuda", "effort=fast"), (build,)):
+        done = run_msplit("load", *model, *how)
+        assert done.code == 0, done.err
 
 
 def test_clients_that_repeat_the_user_are_answered(flat: Any, build: Path) -> None:

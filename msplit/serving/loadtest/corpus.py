@@ -68,6 +68,14 @@ def of_ports(base: Arrays, ports: Mapping[str, Port], rows: int, count: int, see
     return from_rows(base, shapes, [name for name, port in ports.items() if port.shape[:1] == (None,)], count, seed)
 
 
+def of_one_user(feeds: Arrays, ports: Mapping[str, Port]) -> Arrays:
+    """Inputs whose shared ones have the first row everywhere, as clients send them that repeat the user."""
+    rows = {name: port.once for name, port in ports.items() if port.once}
+    return {
+        name: np.resize(value[: rows[name]], value.shape) if name in rows else value for name, value in feeds.items()
+    }
+
+
 def from_rows(
     base: Arrays, shapes: Mapping[str, tuple[int, ...]], rows: Sequence[str], count: int, seed: int
 ) -> list[Arrays]:

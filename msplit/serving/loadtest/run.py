@@ -340,6 +340,8 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: RunRequest
         else:
             base = requests.of_build(Path(model))
             feeds = requests.of_ports(base, pool.inputs, settings.rows, settings.distinct, request.seed)
+        if pool is not None:
+            feeds = [requests.of_one_user(one, pool.inputs) for one in feeds]
     source, answers = "TensorFlow on the CPU", None
     if flat is not None:
         try:

@@ -33,12 +33,14 @@ class Port:
         shape: Shape. A first dimension of None stands for the rows.
         most: Most values that an input may have.
         filled: Most values that it may have where a request lists fewer, and leaves out equal ones: those of the largest step.
+        once: Entries of a row, of an input that is the same in all rows, see `Ports.sharing`; else 0.
     """
 
     dtype: str
     shape: tuple[int | None, ...]
     most: int = field(default=1 << 62, compare=False)
     filled: int = field(default=1 << 62, compare=False)
+    once: int = field(default=0, compare=False)
 
     @property
     def said(self) -> str:
@@ -130,7 +132,7 @@ class Ports:
         for name, entries in once.items():
             port = self.inputs[name]
             most = entries * self._most * math.prod(size or 1 for size in port.shape[1:])
-            found.inputs[name] = replace(port, shape=(None, *port.shape[1:]), most=most)
+            found.inputs[name] = replace(port, shape=(None, *port.shape[1:]), most=most, once=entries)
         return found
 
     def on_host(self) -> Ports:
