@@ -159,7 +159,7 @@ def one_row(once: Mapping[str, int], feeds: Feeds) -> dict[str, Any]:
 
     Args:
         once: Their names, and entries of a row.
-        feeds: One row of each, or any number of equal ones.
+        feeds: One row of each, or any number of equal ones: arrays, or PyTorch tensors.
 
     Raises:
         EngineError: They are not equal.
@@ -170,13 +170,15 @@ def one_row(once: Mapping[str, int], feeds: Feeds) -> dict[str, Any]:
 def _row(name: str, value: Any, entries: int) -> Any:
     if not hasattr(value, "shape") or not len(value.shape) or value.shape[0] <= entries or value.shape[0] % entries:
         return value  # what is wrong with it is said by what takes it
-    rows = value.reshape((-1, entries, *value.shape[1:]))
-    if is_array(value) and value.strides[0] and value.dtype.kind in "fc":
-        whole = np.ascontiguousarray(rows).view(np.uint8)  # NaN is equal to itself
-        equal = bool((whole == whole[:1]).all())
+    rows = value.reshape((len(value) // entries, entries, *value.shape[1:]))
+    # By their bytes: NaN is equal to itself, and the two zeros are not.
+    if not is_array(value):
+        whole = rows.contiguous().view(sys.modules["torch"].uint8)
+    elif value.dtype.hasobject:
+        whole = rows
     else:
-        equal = bool((rows == rows[:1]).all())
-    if not equal:
+        whole = np.ascontiguousarray(rows).view(np.uint8)
+    if not bool((whole == whole[:1]).all()):
         raise EngineError(f"the rows of input {name} differ, and it is shared", fix="give it one row, or equal ones")
     return rows[0]
 

@@ -187,7 +187,7 @@ class Ports:
         if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
             raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
-        arrays = {name: self._taken(name, value) for name, value in one_row(self._once, feeds).items()}
+        arrays = one_row(self._once, {name: self._taken(name, value) for name, value in feeds.items()})
         rows = self._rows(arrays)
         refuse(arrays, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
         for name in self._texts:

@@ -24,7 +24,7 @@ from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes import pattern
 from msplit.opset.traits import BATCH_MATMULS, BIASES, ops_with
 
-_BROADCASTS = ops_with("broadcasts") | ops_with("select")
+_BROADCASTS = ops_with("broadcasts") | {"SelectV2"}
 _PLACED = re.compile("_|Where|Sparse|Ragged|Unique|Dynamic|(Tensor)?Scatter|(Unsorted)?Segment|Cum")
 """Beginnings of the names of ops that are not shared, whatever they read: those that draw numbers, and those of which rows may get their
 own number."""
@@ -47,6 +47,7 @@ def share_rows(graph: OpGraph, small: OpGraph, shared: Collection[str]) -> bool:
         once = _once(graph, small, fed, banned)
         read = dict(_read_outside(graph, once, fed))
         wrong = {key for key in read if not _repeats(small.shape(key), graph.shape(key))}
+        wrong |= fed.intersection(graph.fetches.values())
         if not wrong:
             break
         fed -= wrong
@@ -160,7 +161,7 @@ def _reads_narrow(graph: OpGraph, op: Op) -> bool:
     require(inputs != op.inputs)
     end = -_MATRICES if op.op in BATCH_MATMULS else None
     shapes = [known(graph.shape(key))[:end] for key in inputs]
-    require(np.broadcast_shapes(*shapes) == graph.shapes[op.out][:end])
+    require(np.broadcast_shapes(*shapes) == known(graph.shape(op.out))[:end])
     op.inputs = inputs
     return True
 
@@ -176,7 +177,7 @@ def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
         parts = graph.ops.get(left[0])
     require(parts is not None and parts.op == "ConcatV2" and weights.ndim == _MATRICES)
     assert parts is not None
-    shape, axis, values = graph.shapes[left], graph.constants.get(parts.inputs[-1]), parts.inputs[:-1]
+    shape, axis, values = known(graph.shape(left)), graph.constants.get(parts.inputs[-1]), parts.inputs[:-1]
     require(axis is not None and int(axis) % len(shape) == len(shape) - 1 and weights.shape[0] == shape[-1])
     narrow = [_narrow(graph, key) for key in values]
     require(any(narrow) and not all(narrow))

@@ -284,7 +284,14 @@ class OneRow(Wrapped):
 
     def _of(self, feeds: Feeds) -> Feeds:
         (own, made), self._ahead = self._ahead, (None, {})
-        return made if own is feeds else one_row(self._once, feeds)
+        return made if own is feeds else self._one_row(feeds)
+
+    def _one_row(self, feeds: Feeds) -> Feeds:
+        given = {
+            name: value if name not in self._once or is_array(value) else taken(name, value)
+            for name, value in feeds.items()
+        }
+        return one_row(self._once, given)
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """Runs one step."""
@@ -300,7 +307,7 @@ class OneRow(Wrapped):
         def following() -> Feeds | None:
             with contextlib.suppress(EngineError):  # its own step says what is wrong
                 if (found := then()) is not None:
-                    self._ahead = found, one_row(self._once, found)
+                    self._ahead = found, self._one_row(found)
                     return self._ahead[1]
             return None
 

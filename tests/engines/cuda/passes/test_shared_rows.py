@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -89,7 +90,15 @@ def test_one_row_or_equal_ones_are_taken(rows: int) -> None:
         found = executable.step(given_)
         assert all(np.array_equal(found[name], value) for name, value in expected.items())
     nan = {**feeds, "user_age": np.full((rows, 1), np.nan, np.float32)}
-    assert np.isnan(executable.step(nan)["y"]).all()
+    for given_ in (nan, {**nan, "user_age": np.broadcast_to(nan["user_age"][:1], (rows, 1))}):
+        assert np.isnan(executable.step(given_)["y"]).all()
+    of_torch = {name: torch.from_numpy(value) for name, value in nan.items()}
+    assert np.isnan(executable.step(of_torch)["y"]).all()
+    if rows > 1:
+        zeros = {**feeds, "user_age": np.array([[0.0], [-0.0]] * (rows // 2), np.float32)}
+        for given_ in (zeros, {name: torch.from_numpy(value) for name, value in zeros.items()}):
+            with pytest.raises(EngineError, match="rows of input user_age differ"):
+                executable.step(given_)
     if rows > 1:
         other = {**feeds, "user_clicks": feeds["user_clicks"] + np.arange(rows, dtype=np.int32)[:, None] % 2}
         with pytest.raises(EngineError, match="rows of input user_clicks differ"):
@@ -128,6 +137,25 @@ def test_an_input_of_which_all_rows_are_read_is_refused() -> None:
         tf.reshape(user * item, [-1, 8], name="y")
 
     flat, feeds = graph_of(build, outputs=["y"]), dict.fromkeys(("user", "item"), np.ones((ROWS, 4), np.float32))
+    with pytest.raises(EngineError, match="input user can not be shared"):
+        ENGINE.build(job(flat, feeds, shared=shared_of(flat, "user")))
+
+
+def test_an_input_that_is_an_output_and_a_choice_by_rows() -> None:
+    def build(tf: Any, v1: Any) -> None:
+        user, item, other = (v1.placeholder(tf.float32, [None, 4], name=name) for name in ("user", "item", "user_b"))
+        rows = item[:, 0] > 0
+        v1.where(rows, tf.exp(user), item, name="by_rows")
+        v1.where(tf.exp(user)[:, 0] > 1, item, -item, name="by_user")
+        tf.where(tf.exp(user) > 1, item, tf.exp(other), name="by_element")
+
+    outputs = ["by_rows", "by_user", "by_element"]
+    rng = np.random.default_rng(0)
+    feeds = {name: np.repeat(rng.standard_normal((1, 4)).astype(np.float32), ROWS, 0) for name in ("user", "user_b")}
+    feeds["item"] = rng.standard_normal((ROWS, 4)).astype(np.float32)
+    flat = graph_of(build, outputs=outputs)
+    assert_equals_tensorflow(flat, feeds, shared=shared_of(flat, "user", "user_b"))
+    flat = graph_of(build, outputs=[*outputs, "user"])
     with pytest.raises(EngineError, match="input user can not be shared"):
         ENGINE.build(job(flat, feeds, shared=shared_of(flat, "user")))
 
