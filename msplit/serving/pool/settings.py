@@ -36,7 +36,8 @@ class PoolSettings:
         priorities: Number of priority levels; 0 is the most urgent one. Each has slots of its own.
         max_queue: Most requests that may wait; further ones are refused (`errors.Busy`). 0: no limit.
         max_memory: Most bytes on each GPU for weights and all slots, of all processes together; None: as many as are free there.
-        host_threads: Threads that run the host part of a model (strings, tables, parsing), and TensorFlow's sessions; None: one per slot.
+        host_threads: Threads that run the host part of a model (strings, tables, parsing), and TensorFlow's sessions; None: one per slot,
+            but none where the host part of the largest step takes less than 1 ms: the thread that starts a step runs it.
         workers: Processes on each GPU, each with slots and weights of its own; ``auto`` chooses by measuring, as of `groups`. None: one
             on each where there are several GPUs, else none, and steps run in the caller's process.
         retries: How often a request is run again whose process has ended; 0: it fails (`errors.ProcessLost`).
