@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from msplit.errors import MsplitError
 from msplit.serving.server import messages, tensors
 from tests.cli.runner import msplit as run_msplit
 from tests.engines.cuda.cases import graph_of, outputs_of_tensorflow
-from tests.engines.cuda.passes.test_shared_rows import ranked, ranker
+from tests.engines.cuda.passes.test_shared_rows import ranked, ranker, said, words
 from tests.serving.server.running import start
 
 pytest.importorskip("torch")
@@ -74,6 +74,48 @@ def test_a_pool_joins_requests_of_one_user_and_keeps_users_apart(flat: Any, buil
             pool.step(wrong)
         two = {**one_row(requests[0]), "user_clicks": requests[0]["user_clicks"][:2]}
         assert_right(flat, pool.step(two), requests[0])
+
+
+@pytest.fixture(scope="module")
+def text() -> Any:
+    return graph_of(words, outputs=["y"])
+
+
+@pytest.fixture(scope="module")
+def text_build(text: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "words.build"
+    msplit.build(text, path, batches=[1, 4, 16], **SHARED)
+    return path
+
+
+def assert_asked_of_text(step: Callable[[Feeds], Feeds], text: Any) -> None:
+    requests = [said(rows) for rows in (3, 16, 1, 40, 7)]
+    for feeds in requests:
+        for sent in (feeds, one_row(feeds)):
+            assert_right(text, step(sent), feeds)
+    with pytest.raises(MsplitError, match="rows of input user_city differ"):
+        step({**requests[0], "user_city": np.array([b"a", b"a", b"b"], object)})
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_a_pool_takes_text_of_the_user_once_or_repeated(text: Any, text_build: Path, threads: int | None) -> None:
+    with msplit.pool(text_build, device="cpu", groups=2, host_threads=threads) as pool:
+        assert_asked_of_text(pool.step, text)
+
+
+def test_a_build_takes_text_of_the_user_once_or_repeated(text: Any, text_build: Path) -> None:
+    with msplit.open(text_build) as model:
+        assert_asked_of_text(model.step, text)
+
+
+def test_another_process_takes_text_of_the_user_once_or_repeated(text: Any) -> None:
+    with msplit.pool(text, batches=(4, 16), groups=1, workers=1, **SHARED) as pool:
+        assert_asked_of_text(pool.step, text)
+
+
+def test_a_runner_takes_text_of_the_user_once_or_repeated(text: Any) -> None:
+    with msplit.prepare(text, batch=16, streams=2, **SHARED) as model:
+        assert_asked_of_text(model.step, text)
 
 
 def test_an_opened_build_is_what_was_built(flat: Any, build: Path) -> None:

@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.core.arguments import Precision
+from msplit.core.dag import reached
+from msplit.core.graph import CONTROL
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, Job
 from msplit.engines.cuda.autotune.tuner import Family, Tuner, choosing_for
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
@@ -348,12 +350,14 @@ def optimize(
     if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
     if isinstance(several, SharedRows):
-        return _sharing(graph, context, several, own, part)
+        return _sharing(graph, context, several, own, part, whole)
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
     return _rewritten(graph, part, context)
 
 
-def _sharing(graph: OpGraph, context: Context, shared: SharedRows, feeds: Arrays, part: HostPart | None) -> Rewritten:
+def _sharing(
+    graph: OpGraph, context: Context, shared: SharedRows, feeds: Arrays, part: HostPart | None, whole: FlatGraph
+) -> Rewritten:
     """Runs the passes on a graph of which some rows are computed once.
 
     Raises:
@@ -361,11 +365,30 @@ def _sharing(graph: OpGraph, context: Context, shared: SharedRows, feeds: Arrays
     """
     small = _resized(graph, context, shared.one_row(feeds), part)
     if small is not None:
-        context = replace(context, shared=(shared.inputs, small))
+        context = replace(context, shared=((*shared.inputs, *_made_of(shared, part, whole)), small))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
+    if part is not None:
+        entries = {name: count for name, count in shared.entries if count}
+        counted = next((name, count) for name, count in entries.items() if name not in shared.inputs)
+        part = replace(part, shared={name: entries[name] for name in shared.inputs}, counted=counted)
     found = _rewritten(graph, part, context)
     _refuse_all_rows(shared, feeds, found)
     return found
+
+
+def _made_of(shared: SharedRows, part: HostPart | None, flat: FlatGraph) -> list[str]:
+    """Names of values that the host makes of shared inputs alone."""
+    edges, starts = flat.graph.edges, flat.graph.in_start
+    inputs = {tensor.node: tensor.name for tensor in flat.inputs}
+
+    def before(node: int) -> list[int]:
+        found = range(starts[node], starts[node + 1])
+        return [int(edges.src[edge]) for edge in found if edges.port[edge] != CONTROL]
+
+    made = {} if part is None else {name: node for name, (node, _) in part.feeds.items() if node < len(flat)}
+    below = {name: reached([node], before) for name, node in made.items()}
+    read = {name: {inputs[node] for node in nodes if node in inputs} for name, nodes in below.items()}
+    return [name for name, names in read.items() if names and names <= set(shared.inputs)]
 
 
 def _refuse_all_rows(shared: SharedRows, feeds: Arrays, found: Rewritten) -> None:
@@ -376,10 +399,14 @@ def _refuse_all_rows(shared: SharedRows, feeds: Arrays, found: Rewritten) -> Non
     """
     one = shared.one_row(feeds)
     for name in shared.inputs:
-        if name not in found.once and len(one[name]) < len(feeds[name]):
+        if (
+            name not in found.once
+            and len(one[name]) < len(feeds[name])
+            and (found.host is None or name in found.graph.feeds)
+        ):
             said = "the graph fixes the number of rows"
             if name not in found.graph.feeds:
-                said = "the host reads it, or nothing does"
+                said = "nothing reads it"
             elif found.context.shared is not None:
                 said = "what reads it needs all of its rows, side by side with others"
             raise EngineError(f"input {name} can not be shared: {said}", fix="leave it out of shared (--shared)")

@@ -235,7 +235,8 @@ def _in_memory(made: Made, place: str) -> LoadedBuild:
     for bucket in manifest.rungs:
         one = made.packed[bucket.program]
         references[bucket.program] = whole_reference(made.references[bucket.program], bucket, manifest.computed)
-        feeds = {**one.feeds, **references[bucket.program].feeds}
+        feeds = references[bucket.program].feeds
+        feeds = feeds if one.host is None else one.host.run(feeds)[0]
         restored[bucket.program] = opened.restore(one.program, feeds, one.host)
     return LoadedBuild(manifest, references, (), opened, restored, place)
 
@@ -281,7 +282,7 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     _refuse_to_join(rows, settings, manifest.mixes)
     # Everything by batch, 0 for the one batch of a model without rows.
     restored = {batch: loaded.restored[bucket.program] for batch, bucket in buckets.items()}
-    once = restored[largest].compiled.optimized.once
+    once = _once(restored[largest], manifest)
     references = {batch: _one_row_of(loaded.references[bucket.program], once) for batch, bucket in buckets.items()}
     shapes: dict[int, Mapping[str, Shape]] = {
         batch: {**bucket.inputs} | {name: (entries, *bucket.inputs[name][1:]) for name, entries in once.items()}
@@ -333,6 +334,14 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     )
 
 
+def _once(largest: Any, manifest: Manifest) -> dict[str, int]:
+    """Inputs of the model of which one row is read -> entries of it."""
+    read = {
+        name: entries for name, entries in largest.compiled.optimized.once.items() if name in manifest.rungs[-1].inputs
+    }
+    return {**read, **({} if largest.host is None else largest.host.shared)}
+
+
 def _one_row_of(reference: Reference, once: Mapping[str, int]) -> Reference:
     return replace(reference, feeds=one_row(once, reference.feeds))
 
@@ -368,7 +377,7 @@ def _slots(
 
     def slot(level: int, one_stream: bool) -> Slot:
         made = device_slot(level, one_stream)
-        return HostedSlot(made, hosts, taken, ports) if hosts else made
+        return HostedSlot(made, hosts, taken, restored[max(taken)].compiled.optimized.once, ports) if hosts else made
 
     return slot
 

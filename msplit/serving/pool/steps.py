@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Protocol
 
-from msplit.engines.base import Executable, Feeds, device_lost, refuse
+from msplit.engines.base import Executable, Feeds, device_lost, one_row, refuse
 from msplit.engines.tensors import tensor
 from msplit.errors import Closed, EngineError, TimedOut
 from msplit.formats.tensors import numpy_dtype
@@ -164,6 +164,7 @@ class HostedSlot(Slot):
         slot: Runs the device part.
         hosts: By bucket, the host part.
         made: By bucket, type and shape of what that makes for the device.
+        once: Inputs of the device part of which one row is read; see `one_row`.
         ports: Joins requests.
     """
 
@@ -172,9 +173,10 @@ class HostedSlot(Slot):
         slot: Slot,
         hosts: Mapping[int, AroundDevice],
         made: Mapping[int, Mapping[str, tuple[str, tuple[int, ...]]]],
+        once: Mapping[str, int],
         ports: Ports,
     ) -> None:
-        self._slot, self._hosts, self._ports = slot, hosts, ports
+        self._slot, self._hosts, self._ports, self._once = slot, hosts, ports, once
         self._made = {
             bucket: [(name, numpy_dtype(dtype), shape) for name, (dtype, shape) in taken.items()]
             for bucket, taken in made.items()
@@ -184,7 +186,8 @@ class HostedSlot(Slot):
     def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
         """Runs what is in front, and starts the device part."""
         self._host, self._given = self._hosts[bucket], dict(self._ports.join(feeds, bucket))
-        inputs, self._there = self._host.run(self._given)
+        made, self._there = self._host.run(self._given)
+        inputs = one_row(self._once, made)
         for name, dtype, shape in self._made[bucket]:
             value = inputs[name]
             if value.shape != shape or value.dtype != dtype:  # the copy would repeat it, or convert

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,8 @@ class HostPart:
         made: Outputs of the model that the host makes in front.
         before: What runs in front; None where nothing does.
         behind: What runs behind.
+        shared: Inputs that may come as one row -> entries of it. The host gets all rows: as many as `counted`.
+        counted: An input that has all rows, and its entries of a row.
     """
 
     feeds: Mapping[str, Key]
@@ -52,6 +54,8 @@ class HostPart:
     made: tuple[str, ...]
     before: HostStage | None
     behind: HostStage | None
+    shared: Mapping[str, int] = field(default_factory=dict)
+    counted: tuple[str, int] = ("", 1)
 
     @classmethod
     def of(cls, flat: FlatGraph, partition: Partition, options: HostOptions, origin: Mapping[Key, Key]) -> HostPart:
@@ -90,6 +94,10 @@ class HostPart:
         Returns:
             Inputs of the device part: the model's own and what the host made; and those outputs of the model that the host made.
         """
+        for name, one in self.shared.items():
+            every = one * (len(feeds[self.counted[0]]) // self.counted[1])
+            if len(feeds[name]) != every:  # one row, or as many as there were before others were cut or filled up
+                feeds = {**feeds, name: np.resize(feeds[name][:one], (every, *feeds[name].shape[1:]))}
         made = self.before.step(feeds) if self.before is not None else {}
         outputs = {name: made.pop(name) for name in self.made}
         outputs |= {name: np.array(feeds[given]) for name, given in self.handed_on.items()}
@@ -124,6 +132,7 @@ class HostPart:
             "nodes": self.nodes,
             "handed_on": dict(self.handed_on),
             "made": list(self.made),
+            **({"shared": dict(self.shared), "counted": list(self.counted)} if self.shared else {}),
         }
         for name, stage in (("before", self.before), ("behind", self.behind)):
             if stage is None:
@@ -166,6 +175,8 @@ class HostPart:
             tuple(map(str, data["made"])),
             stage(data["before"]),
             stage(data["behind"]),
+            {str(name): int(one) for name, one in data.get("shared", {}).items()},
+            (str(data.get("counted", ("", 1))[0]), int(data.get("counted", ("", 1))[1])),
         )
 
 
@@ -370,6 +381,7 @@ class WithHost(Wrapped):
 
     def _run(self, feeds: Feeds) -> _Given:
         given = {name: _on_host(name, value) for name, value in feeds.items()}  # a session takes all of them
+        one_row(self._host.shared, given)  # says whose rows differ
         inputs, outputs = self._host.run(given)
         return _Given(given, {**inputs, **feeds}, outputs)
 

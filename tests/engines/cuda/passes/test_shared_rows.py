@@ -141,6 +141,45 @@ def test_an_input_of_which_all_rows_are_read_is_refused() -> None:
         ENGINE.build(job(flat, feeds, shared=shared_of(flat, "user")))
 
 
+def words(tf: Any, v1: Any) -> None:
+    """Text of the user and of the item, each looked up by its hash, and text of both together."""
+    rng = np.random.default_rng(0)
+
+    def weights(*sizes: int) -> Any:
+        return tf.constant((rng.standard_normal(sizes) / sizes[0] ** 0.5).astype(np.float32))
+
+    city, title = (v1.placeholder(tf.string, [None], name=name) for name in ("user_city", "title"))
+    age = v1.placeholder(tf.float32, [None, 3], name="user_age")
+    user = tf.gather(weights(50, 8), tf.strings.to_hash_bucket_fast(city, 50))
+    user = tf.nn.relu(tf.concat([user, age], 1) @ weights(11, 16))
+    item = tf.gather(weights(50, 8), tf.strings.to_hash_bucket_fast(title, 50))
+    cross = tf.gather(weights(50, 8), tf.strings.to_hash_bucket_fast(tf.strings.join([city, title]), 50))
+    tf.identity(tf.concat([user, item, cross], 1) @ weights(32, 4), name="y")
+
+
+def said(rows: int) -> dict[str, Any]:
+    rng = np.random.default_rng(rows)
+    city = [b"Paris", b"", b"\xff", "Zürich".encode()][rows % 4]
+    return {
+        "user_city": np.array([city] * rows, object),
+        "title": np.array([b"title %d" % number for number in rng.integers(0, 99, rows)], object),
+        "user_age": np.repeat(rng.standard_normal((1, 3)).astype(np.float32), rows, 0),
+    }
+
+
+def test_text_of_the_user_is_looked_up_once() -> None:
+    flat, feeds = graph_of(words, outputs=["y"]), said(ROWS)
+    shared = shared_of(flat, "user_city", "user_age")
+    assert_equals_tensorflow(flat, feeds, shared=shared)
+    assert (1, 16) in shapes_of(flat, feeds, shared)["MatMul"]
+    executable = ENGINE.build(job(flat, feeds, shared=shared))
+    one = {name: value[:1] if name.startswith("user") else value for name, value in feeds.items()}
+    assert np.array_equal(executable.step(one)["y"], executable.step(feeds)["y"])
+    with pytest.raises(EngineError, match="rows of input user_city differ"):
+        executable.step({**feeds, "user_city": np.array([b"a"] * (ROWS - 1) + [b"b"], object)})
+    executable.close()
+
+
 def test_an_input_that_is_an_output_and_a_choice_by_rows() -> None:
     def build(tf: Any, v1: Any) -> None:
         user, item, other = (v1.placeholder(tf.float32, [None, 4], name=name) for name in ("user", "item", "user_b"))
