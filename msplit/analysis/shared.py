@@ -52,19 +52,27 @@ class SharedWork:
         return f"{said}; where a request has one row of them, --shared computes that once"
 
 
+def inputs_called(flat: FlatGraph, patterns: Iterable[str]) -> tuple[str, ...]:
+    """Inputs of these names, or patterns as in ``user_*``, in the model's order.
+
+    Raises:
+        MsplitError: No input is called so.
+    """
+    names, given = [tensor.name for tensor in flat.inputs], tuple(patterns)
+    for pattern in given:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise MsplitError(f"no input is called {pattern!r}", fix=f"the inputs are: {', '.join(names)}")
+    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in given))
+
+
 def shared_work(flat: FlatGraph, costs: Costs, patterns: Iterable[str] = ()) -> SharedWork | None:
     """The work that inputs of these names have to themselves; without names, that of those which have the most and are not all.
 
     Raises:
         MsplitError: No input is called so.
     """
-    names = [tensor.name for tensor in flat.inputs]
-    wanted = 0
-    for pattern in patterns:
-        found = [place for place, name in enumerate(names) if fnmatchcase(name, pattern)]
-        if not found:
-            raise MsplitError(f"no input is called {pattern!r}", fix=f"the inputs are: {', '.join(names)}")
-        wanted |= sum(1 << place for place in found)
+    names, found = [tensor.name for tensor in flat.inputs], inputs_called(flat, patterns)
+    wanted = sum(1 << place for place, name in enumerate(names) if name in found)
     reads, total, named = _reads(flat), float(costs.time_us.sum()), bool(wanted)
     wanted = wanted or _largest(reads, costs, (1 << len(names)) - 1)
     if not wanted:

@@ -232,6 +232,8 @@ class RunRequest:
                 object.__setattr__(self, name, path(getattr(self, name)))
         for name in ("streams", "devices", "split"):
             object.__setattr__(self, name, listed(name, getattr(self, name)))
+        if not isinstance(self.shared, SharedRows):
+            object.__setattr__(self, "shared", listed("shared", self.shared))
         for streams in self.streams:
             whole("the number of streams", streams, 1, MAX_STREAMS)
         if self.workload.batch is not None:

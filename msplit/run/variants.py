@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 import numpy as np
 
 from msplit import formats
+from msplit.analysis.shared import inputs_called
 from msplit.assignment.assignment import check_places
 from msplit.assignment.model import ON_COSTS, RECORDED, Given, price, resolve
 from msplit.assignment.plans import stored_job
@@ -224,11 +224,7 @@ def _shared(flat: FlatGraph, request: RunRequest) -> SharedRows | None:
         return request.shared
     if not request.shared:
         return None
-    names = [tensor.name for tensor in flat.inputs]
-    found = [name for name in names if any(fnmatchcase(name, pattern) for pattern in request.shared)]
-    for pattern in request.shared:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise MsplitError(f"no input is called {pattern!r}", fix=f"the inputs are: {', '.join(names)}")
+    found = inputs_called(flat, request.shared)
     counts, mixes = rows_of(flat, request)
     if counts is None:
         raise MsplitError(f"rows can not be shared: {mixes}", fix="leave shared out (--shared)")
@@ -236,7 +232,7 @@ def _shared(flat: FlatGraph, request: RunRequest) -> SharedRows | None:
     if without or not any(count for name, count in counts[0].items() if name not in found):
         said = f"input {without[0]} has no rows" if without else "no other input has rows"
         raise MsplitError(f"{said}, so that none can be shared", fix="name inputs of the user alone")
-    return SharedRows(tuple(found), tuple(counts[0].items()))
+    return SharedRows(found, tuple(counts[0].items()))
 
 
 def _state(flat: FlatGraph, request: RunRequest) -> Arrays:
@@ -286,11 +282,10 @@ def _refuse(request: RunRequest, comparison: Comparison | None, engine: Engine, 
     Raises:
         EngineError: That.
     """
-    if engine is not CUDA and (request.tune is not None or request.plan is not None):
-        raise EngineError(
-            f"{spelled('tune' if request.tune is not None else 'plan')} is for the cuda engine; {why}",
-            fix="see `msplit doctor`",
-        )
+    asked = {"tune": request.tune is not None, "plan": request.plan is not None, "shared": bool(request.shared)}
+    if engine is not CUDA and any(asked.values()):
+        option = next(name for name, given in asked.items() if given)
+        raise EngineError(f"{spelled(option)} is for the cuda engine; {why}", fix="see `msplit doctor`")
     logs = comparison is not None and comparison.log_placement
     if engine is not TENSORFLOW and (request.place is not None or logs):
         option = spelled("place" if request.place is not None else "log_placement")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import msplit
+from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import MsplitError
 from msplit.serving.server import messages, tensors
 from tests.cli.runner import msplit as run_msplit
@@ -132,11 +133,19 @@ def test_an_opened_build_is_what_was_built(flat: Any, build: Path) -> None:
         ({"shared": ["*"]}, "no other input has rows"),
         ({"devices": (0, 1)}, "shared excludes devices"),
         ({"engine": "tensorflow"}, "TensorFlow computes all rows"),
+        ({"shared": "user_*"}, "shared: 'user_\\*' is no list"),
     ],
 )
 def test_what_can_not_be_shared_is_refused(flat: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(MsplitError, match=said):
         msplit.prepare(flat, batch=4, **{**SHARED, **options})
+
+
+@pytest.mark.parametrize("run", [msplit.prepare, msplit.pool, msplit.bench])
+def test_where_tensorflow_is_chosen_it_is_not_left_out_silently(flat: Any, run: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(CudaEngine, "unavailable", lambda self: "there is no GPU")
+    with pytest.raises(MsplitError, match=r"shared is for the cuda engine; .*there is no GPU"):
+        run(flat, shared=["user_*"], **({} if run is msplit.pool else {"batch": 4}))
 
 
 def test_rows_that_are_mixed_are_named() -> None:
