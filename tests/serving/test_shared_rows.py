@@ -148,6 +148,15 @@ def test_where_tensorflow_is_chosen_it_is_not_left_out_silently(flat: Any, run: 
         run(flat, shared=["user_*"], **({} if run is msplit.pool else {"batch": 4}))
 
 
+def test_a_build_shares_what_it_was_built_to(flat: Any, build: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.build"
+    msplit.build(flat, whole, batches=[4], **{**SHARED, "shared": []})
+    with pytest.raises(MsplitError, match="was built without shared rows"):
+        msplit.pool(whole, device="cpu", shared=["user_*"])
+    with msplit.pool(build, device="cpu", shared=["user_*"], groups=1) as pool:
+        assert_right(flat, pool.step(one_row(ranked(3))), ranked(3))
+
+
 def test_rows_that_are_mixed_are_named() -> None:
     def mixing(tf: Any, v1: Any) -> None:
         user, item = (v1.placeholder(tf.float32, [None, 3], name=name) for name in ("user", "item"))

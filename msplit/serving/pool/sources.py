@@ -131,6 +131,8 @@ def recipes(
     """
     if not isinstance(model, FlatGraph) and is_build(path(model)):
         loaded = load_build(model, request.places[0])
+        if request.shared and not _once(loaded.restored[loaded.manifest.rungs[-1].program], loaded.manifest):
+            raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
 
         def renews_build(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
             with making_beside(loaded.place, object):
@@ -392,7 +394,7 @@ def _is_quick(host: Any, feeds: Arrays, threads: int | None) -> bool:
     threads of its own."""
     if host is None:
         return True
-    if threads is not None or host.in_tensorflow:
+    if threads is not None or host.in_tensorflow or not host.repeatable:
         return False
     host.run(feeds)
     start = time.perf_counter()
