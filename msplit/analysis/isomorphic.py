@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from msplit.analysis.branches import Blocks
 from msplit.analysis.colocation import ColocationGroups
-from msplit.core.dag import DisjointSets, longest
+from msplit.core.dag import DisjointSets, distinct, longest
 from msplit.core.graph import CONTROL, Floats, FunctionRef, Ints, TensorValue, memoize
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
@@ -282,7 +282,7 @@ def _cheap(same: Ints, time_us: Floats) -> Ints:
     longest = np.zeros(len(same))
     np.maximum.at(longest, same[found], time_us[found])
     more = total - longest
-    several, count = np.unique(more[np.unique(same[found])], return_counts=True)
+    several, count = np.unique(more[distinct(same[found])], return_counts=True)
     most = int(np.searchsorted(np.cumsum(several * count), LITTLE * float(time_us.sum()), side="right"))
     limit = several[most - 1] if most else -1.0
     return np.where((same >= 0) & (more[same] <= limit), same, -1).astype(np.int32)

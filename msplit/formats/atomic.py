@@ -24,9 +24,7 @@ import fcntl
 import glob
 import os
 import re
-import secrets
 import shutil
-import socket
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -112,7 +110,7 @@ def hold(folder: Path) -> FolderLock | None:
                     _held[place] = held = FolderLock(place, descriptor)
                     with contextlib.suppress(OSError):  # of a full disk: then it does not say by whom
                         os.ftruncate(descriptor, 0)
-                        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                        os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode())
                     return held
                 said = place.read_text(errors="replace")[:200].strip()
             except FileNotFoundError:
@@ -305,7 +303,7 @@ def check_target(path: Path, *, force: bool) -> None:
 
 def _temporary(target: Path, ending: str = "tmp") -> Path:
     # Long names leave no room for the additions.
-    return target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.{ending}")
+    return target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.{ending}")
 
 
 def write_pieces(

@@ -229,7 +229,7 @@ def unique_bytes(flat: FlatGraph, costs: Costs) -> float:
     behind = ops_with("reads rows behind a handle")
     gathers = [node for node, op in enumerate(graph.ops) if op in behind]
     rows = float((costs.out_bytes[gathers] * (costs.time_us[gathers] > 0)).sum())
-    results = np.unique(np.array([tensor.node for tensor in flat.outputs], dtype=np.int64))
+    results = distinct(np.array([tensor.node for tensor in flat.outputs], dtype=np.int64))
     written = float(costs.out_bytes[results].sum()) if len(results) else 0.0
     return float(np.minimum(read, costs.out_bytes).sum()) + rows + written
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import median
+
+import numpy as np
 
 from msplit.cost.costs import DEEP, Constants, Costs
 from msplit.cost.gpus import Gpu, data_sheet
@@ -135,7 +136,7 @@ def _starts(found: Constants) -> dict[str, float]:
     rates = {width: time / width for width, time in each.items()}
     issue, widest = min(rates.values()), max(each)
     return {
-        "crowd_us": median(few) if few else 0.0,
+        "crowd_us": float(np.median(few)) if few else 0.0,
         "issue_us": issue,
         "issue_lanes": max(widest * issue / rates[widest], 1.0),
     }
