@@ -476,7 +476,16 @@ def _whole_or_not(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def whole_reference(reference: Reference, bucket: Bucket, computed: Mapping[str, str]) -> Reference:
-    """A reference with its rows repeated, where only a few were kept."""
+    """A reference with its rows repeated, where only a few were kept.
+
+    Raises:
+        ValueError: The bucket's inputs are not these rows repeated. They are asked first: a damaged size may be one of terabytes.
+    """
+    for name, value in reference.feeds.items():
+        shape = tuple(bucket.inputs[name])
+        most = len(value) * (bucket.batch or 1) if shape else 0
+        if shape != value.shape and not (shape[1:] == value.shape[1:] and len(value) <= shape[0] <= most):
+            raise ValueError(f"{name} has the shape {list(shape)}, and its reference {list(value.shape)}")
     feeds = {name: np.resize(value, bucket.inputs[name]) for name, value in reference.feeds.items()}
     return replace(reference, feeds=feeds, computed=computed)
 

@@ -375,6 +375,18 @@ def test_a_constant_of_no_type_is_told_as_damage(kept: Path, tmp_path: Path) -> 
         msplit.open(folder)
 
 
+@pytest.mark.parametrize("shape", [[2**33, 64], [2**33], [4, 2**33], [0, 64], []])
+def test_a_size_that_no_reference_has_is_told_before_memory_is_taken(
+    shape: list[int], kept: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(kept, tmp_path / "build"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["rungs"][-1]["inputs"]["x"] = shape
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(msplit.MsplitError, match="the build is damaged"):
+        msplit.open(folder)
+
+
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("name", ["manifest.json", "1.json"])
