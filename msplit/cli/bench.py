@@ -23,7 +23,7 @@ from msplit.report.document import plural
 
 
 @dataclass(frozen=True)
-class Run(options.SharedInputs, options.Backend, measuring.Run):
+class Run(options.SharedInputs, options.TableMemory, options.Backend, measuring.Run):
     """What runs."""
 
     split: tuple[int, ...] = key(
@@ -85,6 +85,7 @@ def command(
         engine=run.engine,
         split=run.split,
         shared=run.shared,
+        table_memory=run.table_memory,
         place=run.place,
         plan=run.plan,
         timelines=asked.trace is not None,

@@ -17,7 +17,7 @@ from msplit.progress import telling
 
 
 @dataclass(frozen=True)
-class Run(options.SharedInputs, options.OnDevice, options.Kernels):
+class Run(options.SharedInputs, options.TableMemory, options.OnDevice, options.Kernels):
     """What is compiled, and where."""
 
     streams: int = option(type=options.STREAMS, default=8, help="The largest number of streams.")
@@ -31,6 +31,7 @@ class Run(options.SharedInputs, options.OnDevice, options.Kernels):
             "plan": self.plan,
             "device": self.device,
             "shared": self.shared,
+            "table_memory": self.table_memory,
         }
 
 

@@ -43,12 +43,12 @@ class Engine(options.InputShapes, options.Backend, options.OnDevice, options.Ker
 
 
 @dataclass(frozen=True)
-class SharedEngine(options.SharedInputs, options.Devices, Engine):
-    """Likewise, on several GPUs, and with rows that are the same in a step."""
+class SharedEngine(options.SharedInputs, options.TableMemory, options.Devices, Engine):
+    """Likewise, on several GPUs, with rows that are the same in a step, and with tables that do not fit on a GPU."""
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of the library; shapes left out."""
-        return {**super().arguments(), "shared": self.shared}
+        return {**super().arguments(), "shared": self.shared, "table_memory": self.table_memory}
 
 
 def _number_or_auto(text: str) -> int | str:

@@ -356,6 +356,17 @@ class SharedInputs:
     )
 
 
+@dataclass(frozen=True)
+class TableMemory:
+    """Tables that do not fit on the GPU."""
+
+    table_memory: float | None = option(
+        type=click.FloatRange(0, min_open=True),
+        metavar="GB",
+        help="cuda: memory of the GPU for lookup tables; larger ones stay in the host's, beside a cache of rows that are read often.",
+    )
+
+
 SECONDS: dict[str, Any] = {
     "default": 20.0,
     "show_default": True,

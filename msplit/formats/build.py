@@ -90,6 +90,7 @@ class Manifest:
         preparation: Seconds that building took, by what was done.
         files: Name -> bytes and SHA-256.
         method: Method of TensorFlow Serving that the model's signature was exported for, "" where that is not known.
+        tables: Bytes at the end of the weights that stay in the host's memory: tables of which the GPU keeps some rows.
     """
 
     made_for: Mapping[str, str]
@@ -109,6 +110,7 @@ class Manifest:
     preparation: Mapping[str, float]
     files: Mapping[str, tuple[Annotated[int, 0, _LARGEST], Sha256]]
     method: str = ""
+    tables: Annotated[int, 0, _LARGEST] = 0
 
 
 def write(

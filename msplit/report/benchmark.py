@@ -193,8 +193,18 @@ def _memory(variants: Sequence[VariantResult]) -> Table | None:
         ("", ">used", ">kernels", ">waits", ">memory", ">1 stream", *(["layout"] if layout else [])),
         rows,
         "used: streams that do something; waits: after reduction, of dependencies between streams; memory: of values at its highest, "
-        "weights not counted; 1 stream: what the same kernels need on one",
+        "weights not counted; 1 stream: what the same kernels need on one" + _host_tables(shown),
     )
+
+
+def _host_tables(shown: Sequence[VariantResult]) -> str:
+    """Part of a note on tables that are not on the GPU; "" where all are."""
+    facts = next((variant.facts for variant in shown if variant.facts.get("table_hit_rate") is not None), None)
+    if facts is None:
+        return ""
+    cache, tables = size(float(facts["table_cache_bytes"])), size(float(facts["host_table_bytes"]))
+    found = percent(float(facts["table_hit_rate"]), 1.0)
+    return f"; tables of {tables} stay in the host's memory: of the rows that were looked up {found} were in a cache of {cache}"
 
 
 def _lookups(found: Sequence[Hits]) -> Table:

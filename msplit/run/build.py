@@ -212,6 +212,7 @@ def make(
         preparation={one.phase: one.seconds for one in phases.stop().phases},
         files={},
         method=flat.model.method,
+        tables=builds.weights.sizes[1],
     )
     return Made(manifest, builds.weights, packed, references, jobs)
 
@@ -414,7 +415,9 @@ def load(path: str | os.PathLike[str], device: str = "", *, strict: bool = False
     if why := ENGINE.unavailable([place]):
         raise EngineError(why, where=str(folder), fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
     with _whole_or_not(folder), phase("loading weights"):
-        memory = np.fromfile(folder / WEIGHTS, np.uint8)
+        # Of tables that stay in the host's memory there is no second copy but the system's own of the file.
+        read = np.fromfile if not manifest.tables else partial(np.memmap, mode="c")
+        memory = read(folder / WEIGHTS, dtype=np.uint8)
     return _bring(folder, manifest, memory, place, strict=strict)
 
 
@@ -441,6 +444,7 @@ def _bring(folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: 
                 options,
                 ieee=Precision(manifest.precision).ieee,
                 fits=not serious,
+                tables=manifest.tables,
             )
         restored, references = {}, dict[str, Reference]()
         for bucket in manifest.rungs:

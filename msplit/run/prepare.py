@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from msplit.assignment.model import opened
 from msplit.core import statistics
@@ -188,10 +188,18 @@ def make_ready(
         why=setup.why,
         outputs=tuple(output.name for output in setup.job.flat.outputs),
         checks=tuple(ready.checks),
-        notes=(*notes, *outrun, *setup.unverified, *covered),
+        notes=(*notes, *outrun, *_about_tables(ready.running.facts()), *setup.unverified, *covered),
         preparation=sums,
     )
     return Ready(runner, chosen, setup, made.tuned, why)
+
+
+def _about_tables(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note on lookup tables that are not on the GPU."""
+    if "host_table_bytes" not in facts:
+        return ()
+    tables, cache = facts["host_table_bytes"] / 1e9, facts["table_cache_bytes"] / 1e9
+    return (f"lookup tables of {tables:.3g} GB stay in the host's memory; a cache on the GPU has {cache:.3g} GB of it",)
 
 
 def _built(chosen: Variant, one: Variant, how: Verification) -> Running:

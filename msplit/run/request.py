@@ -72,6 +72,8 @@ EXCLUSIONS: tuple[tuple[tuple[str, Any], tuple[str, Any], str], ...] = (
     ),
     (("shared", None), ("engine", "tensorflow"), "TensorFlow computes all rows"),
     *((("shared", None), (name, None), "one GPU computes the rows") for name in ("devices", "split", "cluster")),
+    (("table_memory", None), ("engine", "tensorflow"), "TensorFlow has its tables where it puts them"),
+    *((("table_memory", None), (name, None), "one GPU has the cache") for name in ("devices", "split", "cluster")),
     (("resume", None), ("restore", None), "one goes on from a checkpoint, and the other begins with one"),
     (("batches", None), ("reference", None), "a reference is for one batch"),
     *(
@@ -131,6 +133,7 @@ class RunOptions(StepOptions, total=False):
     batch: int | None
     shapes: Mapping[str, tuple[int, ...]]
     shared: Sequence[str]
+    table_memory: float | None
 
 
 class BuildOptions(RunOptions, total=False):
@@ -177,6 +180,8 @@ class RunRequest:
             empty: one GPU. Such a step is not captured, whatever `capture` says: it is launched kernel by kernel. Cuda engine only.
         shared: Inputs that have the same row throughout a step, such as those of one user beside many items: names, or patterns as in
             ``user_*``. What depends on them alone is computed once. A step is given one row of each, or equal ones. Cuda engine only.
+        table_memory: GB of the GPU for lookup tables, of which the larger ones stay in the host's memory: the GPU keeps the rows that are
+            read most, and reads others over the bus. None: all are on the GPU. Cuda engine only.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
             are given, they are the file's.
         op_libraries: Shared objects with custom TensorFlow ops.
@@ -206,6 +211,7 @@ class RunRequest:
     devices: Sequence[int] = ()
     split: Sequence[int] = ()
     shared: Sequence[str] | SharedRows = ()
+    table_memory: float | None = None
     reference: Path | None = None
     op_libraries: Sequence[Path] = ()
     cluster: ClusterOptions | None = None
@@ -238,6 +244,8 @@ class RunRequest:
             whole("the number of streams", streams, 1, MAX_STREAMS)
         if self.workload.batch is not None:
             whole("the batch", self.workload.batch)
+        if self.table_memory is not None:
+            number("the memory for tables", self.table_memory, above=True)
         whole("the seed", self.seed, 0)
         Precision.read(self.precision)
         for index in self.devices:
@@ -296,6 +304,7 @@ class RunRequest:
             measure=not self.is_fast,
             shards=self.shards,
             shared=self.shared if isinstance(self.shared, SharedRows) else None,
+            table_memory=None if self.table_memory is None else int(self.table_memory * 1e9),
         )
 
 

@@ -41,7 +41,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
-from msplit.engines.cuda.passes.tracing import list_choices, trace
+from msplit.engines.cuda.passes.tracing import list_choices, lookup_tables, trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.engines.cuda.runtime.host_stage import HostOptions
@@ -57,6 +57,9 @@ LAYOUTS: Family[bool] = Family("layouts", bool, JsonValue.flag, False)
 
 LISTED: Family[bool] = Family("listed choices", bool, JsonValue.flag, False)
 """That the kernels that a graph's choices are between were compiled."""
+
+_MOST_OF_FREE, _FOR_TABLES = 0.8, 0.6
+"""Share of a GPU's free memory from which on lookup tables are too large for it, and that a cache of their rows gets then."""
 
 FUSED: Family[bool] = Family("fused groups", bool, JsonValue.flag, False)
 """That the kernels of a graph's fused groups are on the disk, all that there was time for: no worker is started for them again."""
@@ -155,7 +158,8 @@ def _key(job: Job) -> tuple[Any, ...]:
     shards, timeout = job.options.shards, job.tensorflow.timeout
     where = (job.options.split, _where(job))
     how = (job.options.mode.groups, job.options.simplify)
-    return "specialized", _shapes(job), *how, shards, timeout, where, _trains_scaled(job), job.options.shared
+    rows = job.options.shared, job.options.table_memory
+    return "specialized", _shapes(job), *how, shards, timeout, where, _trains_scaled(job), *rows
 
 
 def _specialized(job: Job, device: Device) -> Rewritten:
@@ -170,7 +174,7 @@ def _specialized(job: Job, device: Device) -> Rewritten:
             job.feeds,
             # Shapes are found where all weights fit: those of a split graph may be too many for one GPU.
             torch.device("cpu") if job.options.split else device.place,
-            host=HostOptions(job.op_libraries, job.tensorflow.timeout),
+            host=HostOptions(job.op_libraries, job.tensorflow.timeout, job.options.table_memory),
             simplify=job.options.simplify,
             group=job.options.mode.groups,
             state={**state, **(FIRST_SCALE if _trains_scaled(job) else {})},
@@ -307,7 +311,7 @@ def optimize(
 
     Args:
         feeds: An array per input: they fix the shapes.
-        host: How the host part runs; None: as TensorFlow does by itself.
+        host: How the host part runs, and which tables the host keeps; None: as TensorFlow does by itself, and none.
         simplify: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.
         state: See `Job`; where there is a `LOSS_SCALE` in it, the loss is scaled.
@@ -335,6 +339,7 @@ def optimize(
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *part.handed))
     with phase("importing the graph"):
         graph = build(flat, fed, state=state, constants=partition.shapes)
+    graph.table_memory = _table_memory(graph, device, host.table_memory if host is not None else None)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
@@ -353,6 +358,22 @@ def optimize(
         return _sharing(graph, context, several, own, part, whole)
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
     return _rewritten(graph, part, context)
+
+
+def _table_memory(graph: OpGraph, device: torch.device, given: int | None) -> int | None:
+    """Bytes of a GPU for lookup tables: those that were given, or what there is for tables that do not fit; None where they do.
+
+    Raises:
+        EngineError: Some were given, and the tables are trained.
+    """
+    if given is not None and graph.state:
+        fix = "leave the memory for tables out (--table-memory)"
+        raise EngineError("tables that are trained stay on the GPU", fix=fix)
+    free = Device.of(device).free_bytes()
+    tables = sum(graph.constants[key].nbytes for key in lookup_tables(graph))
+    if given is not None or free is None or tables <= _MOST_OF_FREE * free:
+        return given
+    return int(_FOR_TABLES * free)
 
 
 def _sharing(

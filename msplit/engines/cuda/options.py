@@ -148,6 +148,8 @@ class EngineOptions:
     Attributes:
         device: "cuda", or "cpu" to simulate streams on CPU tensors; with a number behind it, such as "cuda:1", a certain one.
         shared: Inputs of which one row is computed; None: all rows are.
+        table_memory: Bytes of the device for lookup tables: larger ones stay in the host's memory, and the rows that are read most have a
+            cache in these bytes. None: all tables are on the device.
         devices: All that share the rows of a step, `device` the first of them; none: `device` alone.
         capture: Capture the step as one CUDA graph, where it can be (`captures`); otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: "nhwc", "nchw", or "auto" for the one that measures faster.
@@ -173,6 +175,7 @@ class EngineOptions:
     torture: Torture | None = None
     shards: Shards | None = None
     shared: SharedRows | None = None
+    table_memory: int | None = None
     devices: tuple[str, ...] = ()
     split: tuple[int, ...] = ()
     emulate: bool = False

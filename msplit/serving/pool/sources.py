@@ -133,6 +133,9 @@ def recipes(
         loaded = load_build(model, request.places[0])
         if request.shared and not _once(loaded.restored[loaded.manifest.rungs[-1].program], loaded.manifest):
             raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
+        if request.table_memory is not None and not loaded.manifest.tables:
+            said = f"{os.fspath(model)} was built with all tables on the GPU"
+            raise MsplitError(said, fix="build it anew with --table-memory")
 
         def renews_build(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
             with making_beside(loaded.place, object):
@@ -232,7 +235,7 @@ def _in_memory(made: Made, place: str) -> LoadedBuild:
         memory = made.weights.memory()
     options = EngineOptions(device=place, capture=manifest.capture, measure=manifest.measured)
     builds, ieee = ENGINE.builds(place), Precision(manifest.precision).ieee
-    opened = builds.open(memory, None, options, ieee=ieee, fits=builds.fits(manifest.made_for))
+    opened = builds.open(memory, None, options, ieee=ieee, fits=builds.fits(manifest.made_for), tables=manifest.tables)
     references, restored = {}, {}
     for bucket in manifest.rungs:
         one = made.packed[bucket.program]

@@ -231,6 +231,10 @@ class Device:
         """True if this thread's calls of CUDA go to it, and always where it is no GPU."""
         return not self.is_gpu or torch._C._cuda_getDevice() == self.place.index
 
+    def free_bytes(self) -> int | None:
+        """Memory that nobody has; None where there is no GPU. What PyTorch keeps unused counts as taken."""
+        return int(torch.cuda.mem_get_info(self.place)[0]) if self.is_gpu else None
+
     def entered(self) -> contextlib.AbstractContextManager[Any]:
         """A block in which they do: Triton's kernels start on the current GPU, wherever their tensors lie, and default streams are its."""
         return contextlib.nullcontext() if self.is_current else torch.cuda.device(self.place)

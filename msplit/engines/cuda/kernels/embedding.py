@@ -22,6 +22,7 @@ from torch import Tensor
 from msplit.engines.cuda.device.capture import is_capturing
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import power_of_two
 
@@ -159,15 +160,16 @@ class Tables:
 
     Attributes:
         work: Per program its column and its first row, int32: programs of the first tile, then of the second, then of plain columns.
-        plain: Per plain column 18 numbers.
+        plain: Per plain column 24 numbers.
         segments: Per summed column 12 numbers.
-        terms: Per term of those 16 numbers.
+        terms: Per term of those 24 numbers.
         boundaries: Of all buckets, float32.
         programs: How many there are of each.
         tiles: Two.
         block: Elements that a program of a plain column fills; 0 where there are none.
         vector: Elements of 16 bytes, or fewer where plain columns do not lie at multiples of that.
         flags: Constants of the kernel, which leaves out what no column needs. See `code.columns.fill_columns`.
+        caches: Those of tables in the host's memory, which are kept as long as these tables are.
     """
 
     work: Tensor
@@ -180,6 +182,7 @@ class Tables:
     block: int
     vector: int
     flags: Mapping[str, bool]
+    caches: tuple[RowCache, ...]
 
 
 @dataclass(frozen=True)
@@ -242,9 +245,9 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
 
     return Tables(
         torch.from_numpy(np.concatenate([*work, *blocks])).to(device),
-        numbers(rows, 18),
+        numbers(rows, 24),
         numbers(segments, 12),
-        numbers(maker.terms, 16),
+        numbers(maker.terms, 24),
         torch.from_numpy(np.asarray([*maker.edges, 0.0], np.float32)).to(device),
         (programs[0], programs[1], sum(map(len, blocks))),
         (tiles[0], tiles[1]),
@@ -258,7 +261,9 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
             "MODULO": any(term.modulo for term in terms),
             "WEIGHTED": any(term.weighted for term in terms),
             "SCALED": any(segment.scale is not None for segment in spec.segments),
+            "CACHED": bool(maker.caches),
         },
+        tuple(maker.caches.values()),
     )
 
 
@@ -333,6 +338,7 @@ class _Maker:
         terms: Rows of the terms of summed columns.
         edges: All boundaries.
         starts: Where those of a term begin.
+        caches: Those of tables in the host's memory.
     """
 
     def __init__(
@@ -345,25 +351,29 @@ class _Maker:
         self.terms: list[list[int]] = []
         self.edges: list[float] = []
         self.starts: dict[tuple[float, ...], int] = {}
+        self.caches: dict[int, RowCache] = {}
+        self._notes: dict[int, int] = {}
 
     def plain(self, piece: _Piece) -> list[int]:
         """A plain column."""
         segment = piece.segment
-        term = self._term(segment.terms[0], segment.width)
+        term = self._term(segment, segment.terms[0])
         kind, distance, table, size, stride = term[:5]
         skipped = piece.left * self._bytes
         if kind == COPY:
             distance += skipped
         else:
             table += skipped
+            term[17] += skipped if term[16] else 0
         where = [self._start(piece), segment.step, segment.rows, piece.width]
-        return [*where, kind, distance, table, size, stride, term[9], *term[11:16], segment.width, _scale(segment), 0]
+        last = [segment.width, _scale(segment), 0, *term[16:21], 0]
+        return [*where, kind, distance, table, size, stride, term[9], *term[11:16], *last]
 
     def summed(self, piece: _Piece) -> list[int]:
         """A summed column; adds its terms."""
         segment = piece.segment
         first = len(self.terms)
-        self.terms += [self._term(term, segment.width) for term in segment.terms]
+        self.terms += [self._term(segment, term) for term in segment.terms]
         halvings = max(len(term.boundaries or ()).bit_length() for term in segment.terms)
         where = [self._start(piece), segment.step, segment.rows, piece.width]
         what = [first, len(segment.terms), COMBINERS.index(segment.combiner), piece.most, halvings]
@@ -388,7 +398,23 @@ class _Maker:
     def _start(self, piece: _Piece) -> int:
         return self._begin[piece.segment.output] + piece.segment.start + piece.left
 
-    def _term(self, term: Term, width: int) -> list[int]:
+    def _cached(self, segment: Segment, term: Term) -> list[int]:
+        """A lookup's way to the cache of its table, as `code.columns` has it; zeros where there is none."""
+        table = self._inputs[max(term.table, 0)]
+        place = Device.of(table.device).owned(HostTables).find(table) if term.table >= 0 else None
+        if place is None or term.weighted:
+            return [0] * 5
+        cache = place.cache
+        self.caches[id(cache)] = cache
+        # Pieces of a row, and columns that are read twice, note the same.
+        if id(term) not in self._notes:
+            begin = cache.region(segment.rows * term.count)
+            self._notes[id(term)] = 0 if begin is None else cache.notes.data_ptr() + 4 * begin
+        places = cache.slot_of.data_ptr() + 4 * place.first
+        return [places, cache.rows.data_ptr(), cache.recent.data_ptr(), place.first, self._notes[id(term)]]
+
+    def _term(self, segment: Segment, term: Term) -> list[int]:
+        width = segment.width
         source = self._inputs[term.source]
         other, distance = self._places[term.source]
         table = self._inputs[term.table] if term.table >= 0 else None
@@ -413,6 +439,8 @@ class _Maker:
             term.offset,
             term.valid_from,
             other,
+            *self._cached(segment, term),
+            *(0, 0, 0),
         ]
 
 

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.graph import RESULT
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.embedding import LOWEST, Columns, Segment, Term, fill
+from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.optimizers import segment_gradient, spreads
 from msplit.engines.cuda.ops.gather import or_zeros, take
@@ -35,10 +37,17 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     spec: Columns = node.attrs["columns"]
     tables = {term.table for segment in spec.segments for term in segment.terms if term.table >= 0}
     outputs = empty_outputs(spec, inputs[0].device, str(node.attrs.get(RESULT, spec.dtype)))
-    # A product may have its weights lie in an order of its own.
-    ours = all(inputs[slot].is_contiguous() for slot in tables) and can_launch(inputs[0].device)
-    if ours and fill(spec, inputs, outputs):
-        return outputs
+    host = Device.of(inputs[0].device).owned(HostTables)
+    with host.lookup(inputs[slot] for slot in tables):
+        # A product may have its weights lie in an order of its own.
+        ours = all(inputs[slot].is_contiguous() for slot in tables) and can_launch(inputs[0].device)
+        if not ours or not fill(spec, inputs, outputs):
+            _fill(spec, inputs, outputs)
+    return outputs
+
+
+def _fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+    """What the kernel does, by PyTorch's."""
     for segment in spec.segments:
         place = torch.as_strided(
             outputs[segment.output],
@@ -48,7 +57,6 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
         )
         rows = _rows(segment, inputs)
         place.copy_(rows if segment.scale is None else rows * segment.scale)
-    return outputs
 
 
 def empty_outputs(spec: Columns, device: torch.device, result: str) -> tuple[Tensor, ...]:
@@ -101,7 +109,9 @@ def _term(segment: Segment, term: Term, inputs: tuple[Tensor, ...]) -> tuple[Ten
     ids = _ids(term, chosen)
     valid = None if term.valid_from == LOWEST else ids >= term.valid_from
     table = inputs[term.table].reshape(-1, segment.width)
-    rows = take(table, ids if valid is None else ids.where(valid, 0))
+    ids = ids if valid is None else ids.where(valid, 0)
+    rows, place = take(table, ids), Device.of(table.device).owned(HostTables).find(table)
+    rows = rows if place is None else place.taken(ids, rows)
     if valid is not None:
         rows = or_zeros(valid.unsqueeze(-1), rows)
     return rows[:, 0] if term.count == 1 else rows.sum(1, dtype=rows.dtype), valid

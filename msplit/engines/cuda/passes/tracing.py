@@ -27,11 +27,13 @@ from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, depen
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.windows import TILES, constant_in_tf32, keeps_channels_last
+from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
+from msplit.engines.cuda.passes.pattern import takes_rows
 from msplit.engines.cuda.passes.precision.round_results import Rounding, takes_tf32
 from msplit.errors import EngineError
-from msplit.opset.traits import CONV2D
+from msplit.opset.traits import CONV2D, GATHERS
 from msplit.progress import done, phase
 from msplit.shapes.registry import MAX_RANK, SHAPE_FUNCTIONS, Shape
 from msplit.shapes.registry import Node as ShapeNode
@@ -150,6 +152,8 @@ class Tracer:
     def constant(self, key: Key) -> torch.Tensor:
         """A known value on the device; filters of convolutions laid out as the convolution wants them."""
         tensor = self.constants.get(key)
+        if tensor is None and key in self._hosted:
+            self.constants[key] = tensor = self._hosted[key]
         if tensor is None:
             if key not in self.static:
                 raise EngineError("a node reads an output that no node has", fix="export the model again")
@@ -166,6 +170,16 @@ class Tracer:
             # Simulated GPUs share no memory either.
             self.constants[key] = tensor = tensor.clone() if self.places and place.type == "cpu" else tensor
         return tensor
+
+    @functools.cached_property
+    def _hosted(self) -> dict[Key, torch.Tensor]:
+        """Tables that lie in the host's memory, where the graph has less memory for them than they take."""
+        memory = self.graph.table_memory
+        if memory is None or self.device.type == "meta":
+            return {}
+        keys = lookup_tables(self.graph)
+        found = Device.of(self.device).owned(HostTables).place([self.graph.constants[key] for key in keys], memory)
+        return {key: tensor for key, tensor in zip(keys, found, strict=True) if tensor is not None}
 
     def run(self, op: Op) -> bool:
         """Evaluates an op now if it can be known, otherwise runs it and keeps a step. Whether there is a step."""
@@ -386,6 +400,25 @@ def _takes_tf32(op: Op, filter: torch.Tensor) -> bool:
     """Returns whether an op is done by our kernel of convolutions, in TF32. It rounds its data itself, and finds its filter rounded."""
     own = TILES in op.attrs and FILTERS.get(op.op) is prepare_filter
     return own and filter.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+
+
+def lookup_tables(graph: OpGraph) -> list[Key]:
+    """Constants of which rows are looked up and nothing else is read, each array once."""
+    tables, others = dict[Key, None](), set(graph.fetches.values())
+    for op in graph.ops.values():
+        if op.op == "_Columns":
+            terms = [term for segment in op.attrs["columns"].segments for term in segment.terms]
+            slots = {term.table for term in terms if not term.weighted} - {term.source for term in terms}
+            slots -= {term.table for term in terms if term.weighted}
+        else:
+            slots = {0} if op.op in GATHERS and takes_rows(op, graph.constants.get) else set()
+        for slot, key in enumerate(op.inputs):
+            if key in graph.constants and slot in slots and graph.constants[key].size:
+                tables[key] = None
+            else:
+                others.add(key)
+    once = {id(graph.constants[key]): key for key in sorted(tables) if key not in others}
+    return sorted(once.values())
 
 
 def variables_of(graph: OpGraph) -> program.State:

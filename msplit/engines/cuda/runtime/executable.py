@@ -21,11 +21,12 @@ from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program, StateMemory
+from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import EngineOptions, Torture
 from msplit.engines.cuda.runtime.input_staging import InputStaging, Prefetch
-from msplit.engines.cuda.runtime.output_staging import CapturedGraph, GraphExec, OutputStaging
+from msplit.engines.cuda.runtime.output_staging import CapturedGraph, GraphExec, LookupGraph, OutputStaging
 from msplit.engines.cuda.runtime.plan_binding import CaptureMemory, give_back, lease, reach
 from msplit.engines.cuda.runtime.stream_program import EventTap, StreamProgram, Tap, poison_memory, timeline
 from msplit.errors import EngineError
@@ -115,7 +116,7 @@ class CudaExecutable(Executable):
         self._graphs: dict[CapturedGraph, GraphExec] = {}
         self._counters: list[torch.Tensor] = []
         self._results: dict[CapturedGraph, dict[str, torch.Tensor]] = {}
-        self._ranks = device.owned(Ranks)
+        self._ranks, self._tables = device.owned(Ranks), device.owned(HostTables)
         self._group: ProcessGroup | None = None
         self._capture = capture
         self._timing_only = timing_only
@@ -270,7 +271,9 @@ class CudaExecutable(Executable):
             results = self._made_by_run() if kind in _BESIDE else self._record()
             if kind in _DELIVERS:
                 self._outputs.to_host(results, graph=int(kind is CapturedGraph.DELIVER))
-        self._graphs[kind] = GraphExec(graph, self.device.place)
+        looks_up = kind not in _BESIDE and self._tables.has(self.program.constants)
+        place = self.device.place
+        self._graphs[kind] = LookupGraph(graph, place, self._tables) if looks_up else GraphExec(graph, place)
         self._results[kind] = results
 
     def _made_by_run(self) -> dict[str, torch.Tensor]:
@@ -491,7 +494,8 @@ class CudaExecutable(Executable):
                     results = self._record(tap)
             for _ in range(TIMELINE_RUNS):  # the last one counts, when everything is warm
                 if self._capture:
-                    graph.replay()
+                    with self._tables.step(self._origin):
+                        graph.replay()
                 else:
                     # The launches queue up behind a wait, so that the device does not wait for the host.
                     torch.cuda._sleep(HEAD_START_CYCLES)
@@ -506,6 +510,10 @@ class CudaExecutable(Executable):
         how = "the captured CUDA graph, replayed" if self._capture else launched
         clock = f"GPU events around each step of {how}; {marked:.1f} µs with them, {plain * 1e6:.1f} µs without"
         return timeline(self.program, self.stream_program, times, clock)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Facts about the plan and its memory, and what the cache of rows has found by now."""
+        return {**super().facts(), **self._tables.facts(self.program.constants.values())}
 
     def save_state(self) -> dict[str, NDArray[Any]]:
         """The values of variables."""

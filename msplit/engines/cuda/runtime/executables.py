@@ -28,6 +28,7 @@ from msplit.engines.cuda.ir.graph import PEER_COPY, Key, OpGraph
 from msplit.engines.cuda.ir.interpret import LoweringCall, walk_given
 from msplit.engines.cuda.ir.program import REPORT, KernelCall, Program, StateMemory
 from msplit.engines.cuda.ir.windows import to_tf32
+from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
 from msplit.engines.cuda.profiling.step_costs import estimated
@@ -319,7 +320,8 @@ def prove(plan: Plan, program: Program) -> Plan:
 def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, Any]:
     """Facts about a plan for the report."""
     one = untimed_plan(program, np.minimum(plan.stream, 0))
-    storages = [tensor.untyped_storage() for tensor in program.constants.values()]
+    own = [one for one in program.constants.values() if Device.of(one.device).owned(HostTables).find(one) is None]
+    storages = [tensor.untyped_storage() for tensor in own]
     memory = {storage.data_ptr(): storage.nbytes() for storage in storages}  # several may lie in one
     return {
         "streams": plan.streams,
@@ -394,6 +396,11 @@ class SimulatedExecutable(Executable):
                 if all(is_array(following[name]) for name in self.program.fed):
                     self._prefetched = (following, {name: np.array(following[name]) for name in self.program.fed})
         return outputs
+
+    def facts(self) -> Mapping[str, Any]:
+        """Facts about the plan, and what the cache of rows has found by now."""
+        tables = Device.of(torch.device("cpu")).owned(HostTables)
+        return {**super().facts(), **tables.facts(self.program.constants.values())}
 
     def _refuse(self, feeds: Feeds) -> None:
         refuse_fed(feeds, {name: (dtype, shape) for name, (shape, dtype) in self.program.fed.items()})

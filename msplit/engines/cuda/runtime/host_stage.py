@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Options of the host part.
+    """Options of what the host has and does of a model.
 
     Attributes:
         op_libraries: Shared objects with custom TensorFlow ops.
         timeout: Seconds that a step of it may take; see `TensorFlowOptions`.
+        table_memory: See `EngineOptions`.
     """
 
     op_libraries: Sequence[Path] = ()
     timeout: float | None = None
+    table_memory: int | None = None
 
 
 class HostStage:

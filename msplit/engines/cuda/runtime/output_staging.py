@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import Device, check, holding, runtime
+from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.memory import OutputCopy
 from msplit.engines.cuda.runtime.input_staging import Block
@@ -207,3 +208,21 @@ class GraphExec:
         """Frees the graph. It can not run afterwards."""
         self._executable = None
         self._graph.reset()
+
+
+class LookupGraph(GraphExec):
+    """A captured graph that looks rows up in tables of the host, which it must not do while their cache is refreshed."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device, tables: HostTables) -> None:
+        super().__init__(graph, device)
+        self._tables = tables
+
+    def start_on(self, stream: torch.cuda.Stream) -> None:
+        """Issues one run of the graph on a stream."""
+        with self._tables.step(stream):
+            super().start_on(stream)
+
+    def start(self) -> None:
+        """Issues one run of the graph on the current stream."""
+        with self._tables.step(torch.cuda.current_stream(self._device)):
+            super().start()

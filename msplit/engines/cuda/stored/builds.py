@@ -29,7 +29,7 @@ from msplit.engines.cuda.runtime.host import HostPart, StepCounter, Wrapped
 from msplit.engines.cuda.runtime.memcpy import HostMemory
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored import renewal
-from msplit.engines.cuda.stored.program import Restored, Weights, pack, unpack
+from msplit.engines.cuda.stored.program import Restored, StoredTables, Weights, pack, unpack
 from msplit.schedule.plan import Plan
 
 _KERNEL_BYTES = 10 << 10
@@ -75,6 +75,7 @@ class Opened:
         options: Device, whether to capture, and whether kernels are chosen by measuring.
         ieee: See `Job`.
         fits: See `program.unpack`.
+        tables: Bytes at the end of the weights that stay in the host's memory.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Opened:
         *,
         ieee: bool,
         fits: bool,
+        tables: int = 0,
     ) -> None:
         self._options, self._ieee, self._fits = options, ieee, fits
         place = torch.device(options.device)
@@ -94,14 +96,16 @@ class Opened:
                 Store.of(place).add(kernels)
         self._place, self.steps = place, StepCounter()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
-        self._memory = torch.from_numpy(weights).to(place) if len(weights) else empty
+        own, hosted = weights[: len(weights) - tables], weights[len(weights) - tables :]
+        self._memory = torch.from_numpy(own).to(place) if len(own) else empty
+        self._tables = StoredTables(hosted, place)
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
 
     def restore(self, program: bytes, feeds: Arrays, host: HostPart | None = None) -> Restored:
         """A bucket, not yet running, with inputs for it and what the host runs around it."""
         try:
             with Device.of(self._place).entered(), precision(self._ieee):
-                found = unpack(program, self._memory, feeds, fits=self._fits)
+                found = unpack(program, self._memory, self._tables, feeds, fits=self._fits)
         except Unsupported as problem:
             raise ValueError(str(problem)) from None
         if host is None:
@@ -133,10 +137,9 @@ class Opened:
 
     def free_bytes(self) -> int | None:
         """Memory of the device that nobody has; None where there is no GPU."""
-        if not self._options.on_gpu:
-            return None
-        empty_cache()
-        return int(torch.cuda.mem_get_info(self._place)[0])
+        if self._options.on_gpu:
+            empty_cache()
+        return Device.of(self._place).free_bytes()
 
     def reserved_bytes(self) -> int:
         """Memory of the device that PyTorch holds for what this process uses. It keeps none besides."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,11 +21,13 @@ from numpy.typing import NDArray
 from msplit.core.dag import Dag
 from msplit.engines.base import STEPS, Arrays
 from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, torch_dtype
+from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, to_numpy, torch_dtype
 from msplit.engines.cuda.ir.graph import FUSED, Key, OpGraph
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.windows import ROUNDS, TILES
 from msplit.engines.cuda.kernels.codec import decode, decode_array, encode, encode_array
+from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.engines.cuda.ops.fused import KERNEL
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, observe
@@ -38,21 +41,22 @@ from msplit.schedule.plan import Plan
 ALIGNED = 512
 """Every block of memory begins at a multiple of so many bytes, as PyTorch's own do: kernels are compiled for aligned addresses."""
 
-_LARGEST = 1 << 40
+_LARGEST, _HOST = 1 << 42, 1 << 41
+"""Most bytes that a file can have, and first byte of what stays in the host's memory: it comes last in the file, wherever that begins."""
 
 
 @dataclass
 class Weights:
     """Blocks of memory to be written behind each other. Those of several programs that are equal are one; those of one program are apart,
-    since they may get different values later.
+    since they may get different values later. What the device has comes first, and what stays in the host's memory last.
 
     Attributes:
-        blocks: By content, and by how many others of a program are equal, where a block begins, and its bytes.
-        size: Bytes in all.
+        blocks: By where they will be, by content, and by how many others of a program are equal, where a block begins, and its bytes.
+        sizes: Bytes of what the device has, and of what the host has.
     """
 
-    blocks: dict[tuple[str, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
-    size: int = 0
+    blocks: dict[tuple[int, str, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=lambda: [0, 0])
     _of_program: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -61,16 +65,21 @@ class Weights:
 
     def add(self, tensor: torch.Tensor) -> list[Any]:
         """Keeps the memory that a tensor lies in. Where the tensor will be: type, shape, strides, and first element of all memory."""
-        storage = tensor.untyped_storage()
-        data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).cpu()
+        storage, place = tensor.untyped_storage(), Device.of(tensor.device).owned(HostTables).find(tensor)
+        if place is None:
+            data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).cpu()
+        else:
+            data = torch.from_numpy(place.host.reshape(-1).view(np.uint8))
+        hosted = int(place is not None)
         content = hashlib.sha256(data.numpy().data).hexdigest()
         equal = self._of_program.setdefault(content, {})
-        name = content, equal.setdefault(storage.data_ptr(), len(equal))
+        name = hosted, content, equal.setdefault(storage.data_ptr(), len(equal))
         if name not in self.blocks:
-            self.blocks[name] = self.size, data
-            self.size += data.numel() + -data.numel() % ALIGNED
+            self.blocks[name] = self.sizes[hosted], data
+            self.sizes[hosted] += data.numel() + -data.numel() % ALIGNED
         start = self.blocks[name][0] + tensor.storage_offset() * tensor.element_size()
-        return [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride()), start]
+        where = [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride()), start + hosted * _HOST]
+        return where if place is None else [*where, place.cache.capacity]
 
     def memory(self) -> NDArray[np.uint8]:
         """Bytes of the file in one array."""
@@ -79,7 +88,8 @@ class Weights:
 
     def pieces(self) -> Iterator[memoryview]:
         """The bytes of the file."""
-        for _, data in self.blocks.values():
+        for name in sorted(self.blocks, key=lambda one: (one[0], self.blocks[one][0])):
+            data = self.blocks[name][1]
             yield memoryview(data.numpy()).cast("B")
             yield memoryview(bytes(-data.numel() % ALIGNED))
 
@@ -103,6 +113,48 @@ def tensor_of(data: Any, memory: torch.Tensor) -> torch.Tensor:
         raise ValueError("a weight lies outside of the file")
     empty = torch.empty(0, dtype=dtype, device=memory.device)
     return empty.set_(memory.untyped_storage(), start // dtype.itemsize, shape, stride)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTables:
+    """Tables of a file that stay in the host's memory.
+
+    Args:
+        data: Their bytes.
+        place: The device that looks rows up in them.
+    """
+
+    data: NDArray[np.uint8]
+    place: torch.device
+    _arrays: dict[tuple[Any, ...], NDArray[Any]] = field(default_factory=dict)
+
+    def tensors(self, wanted: Mapping[Key, Any]) -> dict[Key, torch.Tensor]:
+        """Tables as the device sees them, from what `Weights.add` gave. Those of several programs are the same.
+
+        Raises:
+            ValueError: One lies outside of the file.
+        """
+        groups: dict[tuple[str, int, int], dict[Key, NDArray[Any]]] = {}
+        for key, (name, shape, _, start, capacity) in wanted.items():
+            array, width = self._array(name, tuple(shape), start - _HOST), math.prod(shape[1:])
+            groups.setdefault((name, width, capacity), {})[key] = array
+        found: dict[Key, torch.Tensor] = {}
+        for (_, _, capacity), arrays in groups.items():
+            if not 0 < capacity <= sum(map(len, arrays.values())):
+                raise ValueError("a cache has no size")
+            tensors = Device.of(self.place).owned(HostTables).cached([*arrays.values()], capacity)
+            found |= dict(zip(arrays, tensors, strict=True))
+        return found
+
+    def _array(self, name: str, shape: tuple[int, ...], start: int) -> NDArray[Any]:
+        dtype = numpy_dtype(name)
+        size = math.prod(shape) * dtype.itemsize
+        if not shape or min(shape) < 1 or not 0 <= start <= start + size <= len(self.data):
+            raise ValueError("a table lies outside of the file")
+        key = name, shape, start
+        if key not in self._arrays:
+            self._arrays[key] = self.data[start : start + size].view(dtype).reshape(shape)
+        return self._arrays[key]
 
 
 _CHOSEN = (TILE, WIDE, TILES, KERNEL, ROUNDS)
@@ -166,11 +218,12 @@ def _is_row(one: Sequence[int], every: Sequence[int]) -> bool:
     return len(one) == len(every) > 0 and one[1:] == every[1:] and 0 < one[0] < every[0] and not every[0] % one[0]
 
 
-def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> Restored:
+def unpack(data: bytes, memory: torch.Tensor, tables: StoredTables, feeds: Arrays, *, fits: bool) -> Restored:
     """A compiled model as it was packed.
 
     Args:
         memory: The bytes of the weights, on the device that is to run it.
+        tables: Those of them that stay in the host's memory.
         feeds: Inputs for it.
         fits: True if it was made for this device and these versions. Where it was not, kernels are chosen and compiled anew, by timing
             them where there is a GPU; ops, weights and streams stay.
@@ -182,7 +235,7 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
     found = json.loads(data)
     compiler = Compiler(memory.device)
     steps = tuple(unpack_step(one, compiler if fits else None) for one in found["steps"])
-    program = _program(found, steps, memory)
+    program = _program(found, steps, memory, tables)
     feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     feeds = {name: feeds[name] for name in program.feeds}  # others are the host's
     once = {name: shape[0] for name, (shape, _) in program.fed.items() if _is_row(shape, feeds[name].shape)}
@@ -200,13 +253,18 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
     return Restored(compiled, _plan(compiled.program, stored))
 
 
-def _program(found: Mapping[str, Any], steps: tuple[KernelCall, ...], memory: torch.Tensor) -> Program:
+def _program(
+    found: Mapping[str, Any], steps: tuple[KernelCall, ...], memory: torch.Tensor, tables: StoredTables
+) -> Program:
     """The program of steps, whose order of execution follows from what they read. Every value is made before it is read."""
     made_by = {(step.op.node, port): number for number, step in enumerate(steps) for port in range(step.outputs)}
     edges = [(made_by[key], number) for number, step in enumerate(steps) for key in step.inputs if key in made_by]
+    constants = {(node, port): where for node, port, where in found["constants"]}
+    hosted = {key: where for key, where in constants.items() if where[3] >= _HOST}
     program = Program(
         steps,
-        {(node, port): tensor_of(where, memory) for node, port, where in found["constants"]},
+        {key: tensor_of(where, memory) for key, where in constants.items() if key not in hosted}
+        | tables.tensors(hosted),
         {name: key_of(key) for name, key in found["feeds"].items()},
         {name: key_of(key) for name, key in found["fetches"].items()},
         {name: decode_array(value) for name, value in found["known"].items()},
@@ -245,14 +303,19 @@ def _graph(program: Program, shapes: Mapping[Key, tuple[int, ...]]) -> OpGraph:
 def _anew(compiled: Compiled, compiler: Compiler) -> Compiled:
     """Program of equal ops, with kernels that are chosen and compiled here."""
     graph, feeds, nchw = compiled.optimized.graph, compiled.optimized.feeds, compiled.layout == "nchw"
-    graph.constants |= {key: to_numpy(tensor) for key, tensor in compiled.program.constants.items()}
+    constants, host = compiled.program.constants, Device.of(compiler.device).owned(HostTables)
+    places = {key: place for key, one in constants.items() if (place := host.find(one)) is not None}
+    held = {key: constants[key] for key in places}
+    graph.constants |= {
+        key: places[key].host if key in places else to_numpy(tensor) for key, tensor in constants.items()
+    }
     fused = [op for op in graph.ops.values() if op.op == FUSED]
     if fused and compiler.device.type == "cuda":
-        layouts = observe(graph, feeds, compiler.device, trace, nchw=nchw)
+        layouts = observe(graph, feeds, compiler.device, trace, nchw=nchw, held=held)
         for op in fused:
             kernel = compiler.kernel(op.attrs["body"], tuple(layouts[key] for key in op.inputs))
             op.attrs["kernel"] = None if isinstance(kernel, str) else kernel
-    program = trace(graph, feeds, compiler.device, nchw=nchw)
+    program = trace(graph, feeds, compiler.device, nchw=nchw, held=held)
     return replace(compiled, program=replace(program, known=compiled.program.known))
 
 

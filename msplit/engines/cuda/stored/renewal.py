@@ -21,6 +21,7 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.program import Program, sharing
+from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executables import Compiled, executable_of
 from msplit.engines.cuda.runtime.host import Counting
@@ -96,6 +97,7 @@ class Renewal:
                 for old, value in self.pairs:
                     if old.device == place:
                         old.copy_(value)
+                        Device.of(place).owned(HostTables).forget(old)
         for known, values in self.known:
             known.update(values)
 
@@ -135,6 +137,7 @@ class RowRenewal:
         for (table, ids, _), values in zip(self.rows, every, strict=True):
             with aside(str(table.device)), torch.no_grad():
                 table.index_copy_(0, ids, values)
+                Device.of(table.device).owned(HostTables).forget(table, ids)
 
 
 def rows_of(

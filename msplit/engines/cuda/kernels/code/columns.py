@@ -20,6 +20,24 @@ import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _in_cache(entry, index, place, read, address, pitch, BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Addresses of rows: those in a cache where they are there. It tells the cache which rows were read, and which it does not have.
+
+    `entry` is five numbers: addresses of the places of the table's rows, of the cache's rows and of their ages; the number that the table's
+    first row has for the cache; and the address of the notes. They are 0 for tables that have no cache.
+    """
+    places = tl.load(entry)
+    kept = read & (places != 0)
+    slot = tl.load((places + index * 4).to(tl.pointer_type(tl.int32)), mask=kept, other=-1).to(tl.int64)
+    hit = slot >= 0
+    tl.store((tl.load(entry + 2) + slot).to(tl.pointer_type(tl.int8)), tl.full(slot.shape, 2, tl.int8), mask=hit)
+    notes = tl.load(entry + 4)
+    noted = tl.where(hit, -1, tl.load(entry + 3) + index).to(tl.int32)
+    tl.store((notes + place * 4).to(tl.pointer_type(tl.int32)), noted, mask=kept & (notes != 0))
+    return tl.where(hit, tl.load(entry + 1) + slot * pitch * BYTES, address)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _plain(  # type: ignore[no-untyped-def]
     shared,
     extra,
@@ -35,9 +53,10 @@ def _plain(  # type: ignore[no-untyped-def]
     LONG: tl.constexpr,
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
+    CACHED: tl.constexpr,
 ):
     # (Triton's interpreter can not mask by what is loaded as a scalar.)
-    column = plain + (tl.load(work).to(tl.int64) * 18 + tl.zeros([1], tl.int64))
+    column = plain + (tl.load(work).to(tl.int64) * 24 + tl.zeros([1], tl.int64))
     first_row = tl.load(work + 1)
     start = tl.load(column)
     step = tl.load(column + 1)
@@ -73,6 +92,8 @@ def _plain(  # type: ignore[no-untyped-def]
     known = (index >= valid_from) & (index >= 0) & (index < size)
     address = tl.where(kind == 0, base + row * stride * BYTES, table + index * pitch * BYTES)
     read = here & (known | (kind == 0))
+    if CACHED:
+        address = _in_cache(column + 18, index, row, read, address, pitch, BYTES)
     side = tl.arange(0, VECTOR)
     place = (address + left * BYTES).to(tl.pointer_type(ELEMENT))[:, None] + side[None, :]
     target = (out + start + row * step + left)[:, None] + side[None, :]
@@ -113,6 +134,7 @@ def _summed(  # type: ignore[no-untyped-def]
     MODULO: tl.constexpr,
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
+    CACHED: tl.constexpr,
 ):
     segment = segments + tl.load(work).to(tl.int64) * 12
     row = tl.load(work + 1) + tl.arange(0, ROWS)
@@ -138,9 +160,9 @@ def _summed(  # type: ignore[no-untyped-def]
         nth = (slot - number * most).to(tl.int64)
         exists = number < term_count
         if SINGLE:
-            term = terms + (first_term * 16 + tl.zeros([1, 1], tl.int64))
+            term = terms + (first_term * 24 + tl.zeros([1, 1], tl.int64))
         else:
-            term = terms + (first_term + tl.minimum(number, term_count - 1)) * 16
+            term = terms + (first_term + tl.minimum(number, term_count - 1)) * 24
         kind = tl.load(term)
         distance = tl.load(term + 1)
         table = tl.load(term + 2)
@@ -194,7 +216,10 @@ def _summed(  # type: ignore[no-untyped-def]
         counted += tl.sum(valid.to(tl.float32), 1)
         copied = kind == 0
         read = valid & (copied | ((index >= 0) & (index < size)))
-        address = tl.where(copied, base + place * BYTES, table + index * pitch * BYTES) + skipped * BYTES
+        address = tl.where(copied, base + place * BYTES, table + index * pitch * BYTES)
+        if CACHED:
+            address = _in_cache(term + 16, index, row[:, None] * count + nth, read, address, pitch, BYTES)
+        address += skipped * BYTES
         rows_of_table = address.to(tl.pointer_type(ELEMENT))[:, :, None] + column[None, None, :]
         values = tl.load(rows_of_table, mask=read[:, :, None] & (column < width)[None, None, :], other=0)
         values = values.to(SUM)
@@ -248,6 +273,7 @@ def fill_columns(  # type: ignore[no-untyped-def]
     MODULO: tl.constexpr,
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
+    CACHED: tl.constexpr,
 ):
     """See the module and `embedding.Tables`, whose fields the arguments are.
 
@@ -255,7 +281,7 @@ def fill_columns(  # type: ignore[no-untyped-def]
     plain columns (BLOCK is 0 where there are none). ELEMENT, BYTES: of what is read, and summed in the type SUM.
     OUT_BYTES: of an element of the outputs. LONG, FLOAT, DOUBLE, EDGES, MODULO: whether any ids are int64, any values float32 or float64,
     and whether any term has boundaries or a modulo.
-    WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number.
+    WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number. CACHED: whether any table has a cache.
     """
     program = tl.program_id(0)
     mine = work + program.to(tl.int64) * 2
@@ -263,16 +289,16 @@ def fill_columns(  # type: ignore[no-untyped-def]
         if ROWS > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS, IDS, WIDTH, SINGLE, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED,
+                ROWS, IDS, WIDTH, SINGLE, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED,
             )  # fmt: skip
     elif program < first_programs + second_programs:
         if ROWS2 > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS2, IDS2, WIDTH2, SINGLE2, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED,
+                ROWS2, IDS2, WIDTH2, SINGLE2, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED,
             )  # fmt: skip
     else:
         if BLOCK > 0:
             _plain(
-                shared, extra, out, mine, plain, BLOCK, VECTOR, ELEMENT, BYTES, OUT_BYTES, SUM, LONG, WEIGHTED, SCALED
-            )
+                shared, extra, out, mine, plain, BLOCK, VECTOR, ELEMENT, BYTES, OUT_BYTES, SUM, LONG, WEIGHTED, SCALED, CACHED,
+            )  # fmt: skip

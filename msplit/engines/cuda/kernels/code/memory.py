@@ -107,6 +107,17 @@ def copy(source, target, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped
     tl.store(target + place, tl.load(source + place, mask=exists), mask=exists)
 
 
+@triton.jit(do_not_specialize=["nobody", "width"])  # type: ignore[untyped-decorator]
+def copy_rows(addresses, slots, rows, nobody, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Copies the row at each address to a place among `rows`, but for those whose place is nobody's."""
+    slot = tl.load(slots + tl.program_id(0))
+    if slot < nobody:
+        source = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(rows.dtype.element_ty))
+        for begin in range(0, width, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            tl.store(rows + slot * width + column, tl.load(source + column, mask=column < width), mask=column < width)
+
+
 _PLACES = ("words", "s0", "t0", "f1", "s1", "t1", "f2", "s2", "t2", "f3", "s3", "t3")
 
 

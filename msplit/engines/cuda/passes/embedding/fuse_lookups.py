@@ -88,11 +88,13 @@ def fuse_lookups(graph: OpGraph) -> bool:
     wanted = parts.wanted()
     names: dict[Key, Key] = {}
     gpus = gpus_of(graph)
+    # Rows of a table in the host's memory have a cache where they are looked up in this way alone.
+    fewest = _FEWEST if graph.table_memory is None else 1
     places = {key: (parts.of[key].stage, gpus.get(key[0], 0)) for key in wanted}
     for place in sorted(set(places.values())):
         for dtype in sorted(FLOATS):
             keys = [key for key in wanted if (places[key], parts.of[key].dtype) == (place, dtype)]
-            if len(set().union(*(parts.of[key].lookups for key in keys))) >= _FEWEST:
+            if len(set().union(*(parts.of[key].lookups for key in keys))) >= fewest:
                 names |= _emit(graph, [(key, parts.of[key]) for key in keys], dtype)
     graph.rename(names)
     return bool(names)

@@ -12,9 +12,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.node import Node
-from msplit.engines.cuda.kernels import embedding
+from msplit.engines.cuda.kernels import embedding, host_tables
 from msplit.engines.cuda.kernels.embedding import HIGHEST, LOWEST, Columns, Segment, Term, fill
+from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.engines.cuda.ops import embedding as lowered
 
 WIDTHS = (1, 1, 3, 4, 8, 16, 33, 64, 130, 300)
@@ -106,6 +109,24 @@ def in_one_block(inputs: list[torch.Tensor], chosen: list[int]) -> list[torch.Te
     return result
 
 
+def in_host_memory(chance: np.random.Generator, spec: Columns, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, some of the tables in the host's memory with a cache of some of their rows for each width."""
+    result, device = list(inputs), inputs[0].device
+    numbers = {
+        term.table for segment in spec.segments for term in segment.terms if term.table >= 0 and not term.weighted
+    }
+    groups: dict[int, list[int]] = {}
+    for number in sorted(numbers):
+        if chance.random() < 0.7:
+            groups.setdefault(inputs[number].shape[1], []).append(number)
+    for numbers in groups.values():
+        arrays = [to_numpy(inputs[number]) for number in numbers]
+        made = Device.of(device).owned(HostTables).cached(arrays, int(chance.choice([1, 3, 40])))
+        for number, tensor in zip(numbers, made, strict=True):
+            result[number] = tensor
+    return result
+
+
 def expected_of(spec: Columns, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """By the lowering without a kernel, ids out of range standing for zeros as on the GPU; half precision summed in float32, as there."""
     lowered.take = zeros_outside
@@ -126,7 +147,10 @@ def main() -> None:
     device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
     chance = np.random.default_rng(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     tries = int(sys.argv[1])
-    interpreted = device.type == "cpu"
+    interpreted, hits = device.type == "cpu", 0
+    if interpreted:
+        host_tables.can_launch = lambda _: True
+    host_tables._EVERY, host_tables._NOTES = 1, 1 << 12
     for _ in range(tries):
         dtype = str(chance.choice(["float32", "float64", "float16", "bfloat16"]))
         # Fewer programs, of larger tiles, and fewer rows where each takes an interpreter milliseconds.
@@ -135,15 +159,20 @@ def main() -> None:
         expected = expected_of(spec, inputs)
         result = str(chance.choice([dtype, "float16", "bfloat16"])) if dtype == "float32" else dtype
         sources = sorted({term.source for segment in spec.segments for term in segment.terms})
+        tables = Device.of(device).owned(HostTables)
         for shared in ([], sources, sources[1:]):
             given = in_one_block([tensor.to(device) for tensor in inputs], shared)
-            for _ in range(2):
+            given = in_host_memory(chance, spec, given) if shared or interpreted else given
+            for _ in range(3 if tables.has(dict(enumerate(given))) else 2):
                 outputs = lowered.empty_outputs(spec, device, result)
-                fill(spec, tuple(given), outputs)
+                with tables.step(None if interpreted else torch.cuda.current_stream()):
+                    fill(spec, tuple(given), outputs)
                 for output, right in zip(outputs, expected, strict=True):
                     tolerance = {"float32": 1e-5, "float64": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}[result]
                     wide = {"rtol": tolerance, "atol": tolerance * 3, "equal_nan": True}
                     assert torch.allclose(output.cpu().to(right.dtype), right, **wide), f"{spec}\n{output}\n{right}"
+            hits += sum(int(cache.counts[0]) for cache in tables.caches)
+    assert hits, "no row was found in a cache"
     sys.stdout.write(f"{tries} agree\n")
 
 

@@ -1,0 +1,406 @@
+"""Tables that lie in the host's memory, beside a cache on the device of the rows that are read most.
+
+A lookup takes a row from the cache where it is there, and over the bus from the host's memory otherwise, which the device sees under its
+own addresses. It notes the rows that it missed. Between steps `RowCache.refresh` gives them places in the cache, of rows that nobody has
+read for a while.
+
+Every row of such a table has a number on the device, of 4 bytes: its place in the cache, or -1. A cache of sets and ways needs less memory
+(for rows of 64 bytes it is 6 % of the table here, for rows of 512 bytes 0.8 %), but there rows compete for few places, and a lookup has to
+compare some tags in place of reading one number.
+
+Steps read what a refresh writes, so a refresh waits for all steps before it, and those behind it wait for the refresh: see
+`HostTables.step`. Steps may run beside each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from msplit.engines.cuda.device.capture import capture, is_capturing
+from msplit.engines.cuda.device.device import Device, check, new_stream, runtime
+from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
+from msplit.engines.cuda.kernels.memory import seen_by
+from msplit.engines.cuda.kernels.tiles import power_of_two
+from msplit.errors import EngineError
+
+NEW, MOST_ROWS = 2, 1 << 30
+"""Refreshes that a row stays in the cache after it was read last; most rows of the tables of one cache."""
+_NOTES = 1 << 20
+"""Numbers of rows that lookups note between two refreshes at most."""
+_HIT, _NOTHING = -1, -2
+"""What is noted of a row that was there, and what stands where nothing was noted."""
+_WAYS = 8
+"""Places of the cache that are looked at for each row that is to come in: the one that nobody read for longest is taken."""
+_ADMITTED = 1 << 14
+"""Rows that come in at a refresh at most."""
+_FIRST, _EVERY = 8, 16
+"""There is a refresh behind each of the first steps of a new cache, and then behind every so many."""
+_LEAST_ROWS = 256
+_OF_PLACE = 13
+"""Bytes on the device for a place of the cache beside its row."""
+_BLOCK = 1024
+"""Elements of a row that are copied at a time."""
+_PORTABLE = 1  # cudaHostRegisterPortable
+
+_ROWS = Code("memory", "copy_rows", specialized=False)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a lookup finds a table's rows on the device.
+
+    Attributes:
+        cache: The rows of this table and of others.
+        first: Number of its first row among those.
+        host: The table in the host's memory.
+    """
+
+    cache: RowCache
+    first: int
+    host: NDArray[Any]
+
+    def taken(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """Rows that were read from the host, with those of the cache in their place: the lookup where no kernel does it.
+
+        Args:
+            ids: Numbers of rows, in range.
+            rows: The rows that the table in the host's memory has there.
+        """
+        cache = self.cache
+        slots = cache.slot_of[self.first + ids].long()
+        hit = slots >= 0
+        cache.recent[slots[hit]] = NEW
+        cache.note(torch.where(hit, _HIT, self.first + ids))
+        held = cache.rows[slots.clamp(0)].view(rows.dtype).view(rows.shape)
+        return torch.where(hit.view(*hit.shape, *(1 for _ in rows.shape[hit.dim() :])), held, rows)
+
+
+class RowCache:
+    """Rows of some tables of one width and type.
+
+    Args:
+        tables: As the device sees them: matrices.
+        capacity: Rows that it has places for.
+
+    Attributes:
+        tables: See above.
+        slot_of: Per row of all tables, and once more, its place or -1, int32.
+        rows: The rows in the cache.
+        recent: Per place, how many refreshes its row stays without being read.
+        notes: What lookups noted: numbers of rows, `_HIT`, or `_NOTHING`.
+        counts: Lookups that found their row in the cache and those that did not, as far as refreshes saw them; and rows that came in.
+    """
+
+    def __init__(self, device: Device, tables: Sequence[Tensor], capacity: int) -> None:
+        place, sizes = device.place, [len(table) for table in tables]
+        ends = np.cumsum(sizes)
+        self._device, self.tables, self._total = device, tuple(tables), int(ends[-1])
+        self.firsts = (0, *ends[:-1].tolist())
+        self.capacity, width = capacity, tables[0].shape[1]
+
+        def numbers(count: int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.full((count,), value, dtype=dtype, device=place)
+
+        # One more row and one more place take what is written for nobody.
+        self.slot_of = numbers(self._total + 1, -1)
+        self._row_of = numbers(capacity + 1, -1)
+        self.recent = numbers(capacity + 1, 0, torch.int8)
+        self.rows = torch.zeros((capacity + 1, width), dtype=tables[0].dtype, device=place)
+        self.notes = numbers(_NOTES, _NOTHING)
+        self.counts = numbers(3, 0, torch.int64)
+        self._admitted = max(min(_ADMITTED, capacity // _WAYS), 1)
+        self._hand, self._turn = numbers(1, 0, torch.int64), numbers(1, 0, torch.int64)
+        self._ends = torch.from_numpy(ends).to(place)
+        self._firsts = torch.tensor(self.firsts, device=place)
+        self._addresses = torch.tensor([table.data_ptr() for table in tables], device=place)
+        self._next = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the device that it takes."""
+        mine = (self.slot_of, self._row_of, self.recent, self.rows, self.notes)
+        return sum(one.nbytes for one in mine)
+
+    def region(self, count: int) -> int | None:
+        """Where a lookup may note so many rows at each step. Those that come first share their place with the last ones where there
+        are more than `_NOTES`; None for a lookup of more than that."""
+        if count > _NOTES:
+            return None
+        begin = 0 if self._next + count > _NOTES else self._next
+        self._next = begin + count
+        return begin
+
+    def note(self, found: Tensor) -> None:
+        """Notes of a lookup that no kernel does."""
+        begin = self.region(found.numel())
+        if begin is not None:
+            self.notes[begin : begin + found.numel()] = found.reshape(-1).to(torch.int32)
+
+    def prepare(self, stream: Any) -> None:
+        """Captures what a refresh does, on a GPU. The current stream is this one."""
+        self.refresh()  # kernels are compiled and libraries begin outside of a capture
+        with capture([stream], torch.cuda.graph_pool_handle()) as self._graph:
+            self._refresh()
+
+    def refresh(self) -> None:
+        """Takes in rows that were missed. No step runs meanwhile."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        count, device, nobody, nowhere = self._admitted, self.notes.device, self._total, self.capacity
+        each = torch.arange(count, device=device)
+        missed = self.notes >= 0
+        self.counts[0] += (self.notes == _HIT).sum()
+        self.counts[1] += missed.sum()
+        # The first that were noted, from another place on at each refresh, so that no lookup is always the last one.
+        order = (torch.arange(_NOTES, device=device) + self._turn) % _NOTES
+        noted, missed = self.notes[order], missed[order]
+        number = missed.cumsum(0) - 1
+        target = torch.where(missed & (number < count), number, count)
+        rows = torch.full((count + 1,), -1, dtype=torch.int64, device=device).scatter_(0, target, noted.long())[:count]
+        # Each row once: of those that claim it one wins. One that has come in since it was noted is there already.
+        known = rows >= 0
+        at = torch.where(known, rows, nobody)
+        known &= self.slot_of[at] < 0
+        at = torch.where(known, rows, nobody)
+        claims = (-2 - each).int()
+        self.slot_of.scatter_(0, at, claims)
+        first = known & (self.slot_of[at] == claims)
+        self.slot_of.scatter_(0, at, -1)
+        # The hand goes on over places that are looked at, and all that it passes grow older.
+        slots = (self._hand + torch.arange(count * _WAYS, device=device)).remainder(self.capacity).view(count, -1)
+        ages = self.recent[slots]
+        least, way = ages.min(1)
+        self.recent[slots] = (ages - 1).clamp(min=0)
+        slot = slots.gather(1, way.unsqueeze(1)).squeeze(1)
+        admitted = first & (least <= 0)
+        slot = torch.where(admitted, slot, nowhere)
+        gone = self._row_of[slot].long()
+        self.slot_of.scatter_(0, torch.where(admitted & (gone >= 0), gone, nobody), -1)
+        self.slot_of.scatter_(0, torch.where(admitted, rows, nobody), slot.int())
+        self._row_of.scatter_(0, slot, rows.int())
+        self._copy(torch.where(admitted, rows, 0), slot)
+        self.slot_of[nobody:] = -1
+        self._row_of[nowhere:] = -1
+        self.counts[2] += admitted.sum()
+        self.notes.fill_(_NOTHING)
+        self._hand.add_(count * _WAYS).remainder_(self.capacity)
+        self._turn.add_(_NOTES * 5 // 13).remainder_(_NOTES)
+
+    def _copy(self, rows: Tensor, slots: Tensor) -> None:
+        """Copies rows of the tables to places of the cache; where a place is nobody's, anything."""
+        which = torch.bucketize(rows, self._ends, right=True)
+        inside = rows - self._firsts[which]
+        if can_launch(self._device.place):
+            width = self.rows.shape[1]
+            addresses = self._addresses[which] + inside * (width * self.rows.element_size())
+            block = min(power_of_two(width), _BLOCK)
+            launch(_ROWS, (len(rows),))(addresses, slots, self.rows, self.capacity, width, BLOCK=block)
+            return
+        for number, table in enumerate(self.tables):
+            mine = which == number
+            self.rows[torch.where(mine, slots, self.capacity)] = table[torch.where(mine, inside, 0)]
+
+    def forget(self, first: int, count: int, ids: Tensor | None = None) -> None:
+        """Drops rows that have got other values: all of a table, or some. No step runs meanwhile."""
+        every = slice(first, first + count) if ids is None else first + ids.to(self.slot_of.device)
+        slots = self.slot_of[every].long()
+        slots = torch.where(slots < 0, self.capacity, slots)
+        self._row_of[slots] = -1
+        self.recent[slots] = 0
+        self.slot_of[every] = -1
+
+
+class HostTables:
+    """The tables that are in the host's memory for one device, which owns this, and what keeps refreshes and steps apart."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._lock, self._steps = device, threading.RLock(), 0
+        self._places: dict[int, Place] = {}  # by the address of a table
+        self._made: dict[tuple[Any, ...], list[weakref.ref[Tensor]]] = {}
+        self._streams: dict[int, Any] = {}  # on which steps were begun, by CUDA's handle
+        self._waited: set[int] = set()  # of those, which wait for the last refresh
+        self._fresh: Any = None
+        self._own: Any = None
+
+    @property
+    def caches(self) -> list[RowCache]:
+        """Each once."""
+        return list({id(place.cache): place.cache for place in self._places.values()}.values())
+
+    def find(self, table: Tensor) -> Place | None:
+        """Where rows of a tensor are kept; None for one that is not in the host's memory."""
+        return self._places.get(table.data_ptr()) if self._places else None
+
+    def has(self, tensors: Mapping[Any, Tensor]) -> bool:
+        """True if any of them lies in the host's memory."""
+        return bool(self._places) and any(self.find(one) is not None for one in tensors.values())
+
+    def place(self, arrays: Sequence[NDArray[Any]], memory: int) -> list[Tensor | None]:
+        """Tables as the device sees them, with caches for what takes more memory than there is for them; None for each of those that
+        stay on the device.
+
+        Args:
+            arrays: Tables, whose rows are along the first axis.
+            memory: Bytes of the device for all of them.
+
+        Raises:
+            EngineError: The memory is too small.
+        """
+        hosted, left = divided([*map(_size, arrays)], memory)
+        found: list[Tensor | None] = [None] * len(arrays)
+        groups: dict[tuple[str, int], list[int]] = {}
+        for number in hosted:
+            array = arrays[number]
+            groups.setdefault((array.dtype.name, array[:1].size), []).append(number)
+        total = sum(_size(arrays[number]) for number in hosted)
+        for (_, width), numbers in groups.items():
+            own = [arrays[number] for number in numbers]
+            rows = sum(map(len, own))
+            share = left * sum(map(_size, own)) // total
+            each = width * own[0].dtype.itemsize + _OF_PLACE
+            capacity = min((share - 4 * rows - 4 * _NOTES) // each, rows)
+            if capacity < min(_LEAST_ROWS, rows) or rows > MOST_ROWS:
+                least = memory - left + (4 * rows + 4 * _NOTES + _LEAST_ROWS * each) * total / sum(map(_size, own))
+                enough = min(least, sum(map(_size, arrays)))
+                raise EngineError(
+                    f"{memory / 1e9:.3g} GB are too little for the tables: the numbers of their rows alone take "
+                    f"{4 * rows / 1e9:.3g} GB of the GPU",
+                    fix=f"give at least {enough / 1e9:.3g} GB (--table-memory; in Python table_memory)",
+                )
+            for number, tensor in zip(numbers, self.cached(own, capacity), strict=True):
+                found[number] = tensor
+        return found
+
+    def cached(self, arrays: Sequence[NDArray[Any]], capacity: int) -> list[Tensor]:
+        """Tables of one width and type, with a cache for so many of their rows: those that were made of these arrays before, while
+        somebody holds them, or new ones."""
+        key = (capacity, *map(id, arrays))
+        made = [reference() for reference in self._made.get(key, ())]
+        if made and all(one is not None for one in made):
+            return [one for one in made if one is not None]
+        memories = [array.copy() for array in arrays]
+        tables = [_mapped(memory, self._device) for memory in memories]
+        with self._device.entered():
+            cache = RowCache(self._device, [table.detach().view(len(table), -1) for table in tables], capacity)
+            for table, first, memory in zip(tables, cache.firsts, memories, strict=True):
+                self._places[table.data_ptr()] = Place(cache, first, memory)
+                weakref.finalize(table, self._places.pop, table.data_ptr(), None)
+            if self._device.is_gpu:
+                self._own = self._own or new_stream(self._device.place)
+                self._own.wait_stream(torch.cuda.current_stream(self._device.place))
+                with torch.cuda.stream(self._own):
+                    cache.prepare(self._own)
+        self._steps = 0  # the new cache is empty
+        self._made[key] = [weakref.ref(table) for table in tables]
+        for array in arrays:  # another array may get its number
+            weakref.finalize(array, self._made.pop, key, None)
+        return tables
+
+    @contextlib.contextmanager
+    def step(self, stream: Any = None) -> Iterator[None]:
+        """A block in which a step is begun on a stream. Steps that were begun before a refresh are over when that begins; those that are
+        begun behind it wait for it."""
+        with self._lock:
+            if stream is not None:
+                handle = stream.cuda_stream
+                self._streams.setdefault(handle, stream)
+                if self._fresh is not None and handle not in self._waited:
+                    stream.wait_event(self._fresh)
+                    self._waited.add(handle)
+            yield
+            self._steps += 1
+            if self._places and (self._steps <= _FIRST or not self._steps % _EVERY):
+                self._alone(self._refresh)
+
+    def _refresh(self) -> None:
+        for cache in self.caches:
+            cache.refresh()
+
+    def lookup(self, tables: Iterable[Tensor]) -> contextlib.AbstractContextManager[None]:
+        """A block in which rows of tables are looked up on the current stream. In a capture nothing is read: who replays it begins a
+        `step`."""
+        if not self._places or not any(self.find(one) for one in tables) or is_capturing():
+            return contextlib.nullcontext()
+        return self.step(torch.cuda.current_stream(self._device.place) if self._device.is_gpu else None)
+
+    def forget(self, table: Tensor, ids: Tensor | None = None) -> None:
+        """Drops rows of a table that have got other values, all or some, from the cache."""
+        place = self.find(table)
+        if place is not None:
+            with self._lock:
+                self._alone(lambda: place.cache.forget(place.first, len(table), ids))
+
+    def _alone(self, run: Any) -> None:
+        """Runs something between two steps."""
+        if not self._device.is_gpu:
+            run()
+            return
+        with self._device.entered():
+            for stream in (*self._streams.values(), torch.cuda.current_stream(self._device.place)):
+                self._own.wait_stream(stream)
+            with torch.cuda.stream(self._own):
+                run()
+            self._fresh = self._own.record_event()
+            self._waited.clear()
+
+    def facts(self, constants: Iterable[Tensor]) -> dict[str, Any]:
+        """Figures of the caches of some constants. It waits for the device."""
+        places = [place for one in constants if (place := self.find(one)) is not None]
+        caches = list({id(place.cache): place.cache for place in places}.values())
+        if not caches:
+            return {}
+        hits, misses, admitted = (sum(int(cache.counts[at]) for cache in caches) for at in range(3))
+        return {
+            "host_table_bytes": sum(table.nbytes for cache in caches for table in cache.tables),
+            "table_cache_bytes": sum(cache.bytes for cache in caches),
+            "table_cache_rows": sum(cache.capacity for cache in caches),
+            "table_hit_rate": hits / (hits + misses) if hits + misses else None,
+            "table_rows_admitted": admitted,
+        }
+
+
+def divided(sizes: Sequence[int], memory: int) -> tuple[list[int], int]:
+    """Numbers of the tables that go to the host, and the bytes that the others leave of a memory. Small ones stay on the device: they
+    take up to half of it."""
+    if sum(sizes) <= memory:
+        return [], memory - sum(sizes)
+    left, hosted = memory, list[int]()
+    for number in sorted(range(len(sizes)), key=lambda one: sizes[one]):
+        if not hosted and memory - left + sizes[number] <= memory // 2:
+            left -= sizes[number]
+        else:
+            hosted.append(number)
+    return sorted(hosted), left
+
+
+def _size(array: NDArray[Any]) -> int:
+    return array.nbytes
+
+
+def _mapped(memory: NDArray[Any], device: Device) -> Tensor:
+    """An array in the host's memory, as the device sees it."""
+    host = torch.from_numpy(memory.reshape(-1).view(np.uint8))
+    if device.is_gpu:
+        with device.entered():
+            check(
+                runtime().cudaHostRegister(ctypes.c_void_p(host.data_ptr()), ctypes.c_size_t(host.numel()), _PORTABLE)
+            )
+        weakref.finalize(memory, runtime().cudaHostUnregister, ctypes.c_void_p(host.data_ptr()))
+    return seen_by(device.place, host).view(torch_dtype(memory.dtype.name)).view(memory.shape)

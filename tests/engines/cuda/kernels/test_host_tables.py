@@ -1,0 +1,136 @@
+"""Tables in the host's memory with a cache, against the same tables in memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.kernels import host_tables
+from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache, divided
+from msplit.errors import EngineError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_notes() -> Iterator[None]:
+    """A CPU takes long for as many as a GPU has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_tables, "_NOTES", 1 << 11)
+        yield
+
+
+def tables_of(*arrays: np.ndarray, capacity: int) -> tuple[HostTables, list[torch.Tensor], RowCache]:
+    """Tables of a device of their own, and their cache."""
+    tables = HostTables(Device(CPU))
+    tensors = tables.cached(list(arrays), capacity)
+    return tables, tensors, tables.caches[0]
+
+
+def lookup(tables: HostTables, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows as the lowering takes them."""
+    place = tables.find(table)
+    assert place is not None
+    return place.taken(ids, table[ids])
+
+
+def check(cache: RowCache, arrays: list[np.ndarray]) -> None:
+    """Places and rows name each other, and rows in the cache are those of the tables."""
+    rows = np.concatenate(arrays)
+    slots, owners = cache.slot_of.numpy(), cache._row_of.numpy()
+    assert slots[-1] == owners[-1] == -1
+    there = np.flatnonzero(slots[:-1] >= 0)
+    np.testing.assert_array_equal(owners[slots[there]], there)
+    assert (owners >= 0).sum() == len(there) <= cache.capacity
+    np.testing.assert_array_equal(cache.rows.numpy()[slots[there]], rows[there])
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_lookup_gives_the_tables_rows_whatever_the_cache_has(data: st.DataObject) -> None:
+    chance = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    width = data.draw(st.integers(1, 5))
+    arrays = [chance.standard_normal((data.draw(st.integers(1, 30)), width)).astype(np.float32) for _ in range(3)]
+    arrays[0][0] = np.nan
+    tables, tensors, cache = tables_of(*arrays, capacity=data.draw(st.sampled_from([1, 2, 7, 40, 200])))
+    for _ in range(data.draw(st.integers(1, 12))):
+        number = int(chance.integers(3))
+        with tables.step():
+            ids = torch.from_numpy(chance.integers(0, len(arrays[number]), (3, 4)))
+            np.testing.assert_array_equal(lookup(tables, tensors[number], ids).numpy(), arrays[number][ids])
+        if chance.random() < 0.3:  # rows get other values
+            changed = torch.from_numpy(chance.integers(0, len(arrays[number]), 2))
+            arrays[number][changed] = chance.standard_normal((2, width))
+            tensors[number][changed] = torch.from_numpy(arrays[number][changed])
+            tables.forget(tensors[number], changed if chance.random() < 0.7 else None)
+        check(cache, arrays)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8"])
+def test_rows_of_other_types(dtype: str) -> None:
+    array = np.arange(60).reshape(20, 3).astype(dtype)
+    tables, (table,), cache = tables_of(array, capacity=16)
+    for _ in range(4):
+        with tables.step():
+            ids = torch.arange(20)
+            np.testing.assert_array_equal(lookup(tables, table, ids).numpy(), array)
+    assert int(cache.counts[0])
+
+
+def test_rows_that_are_read_often_stay_in_the_cache() -> None:
+    rows, capacity = 20_000, 2_000
+    tables, (table,), cache = tables_of(np.ones((rows, 2), np.float32), capacity=capacity)
+    chance = np.random.default_rng(0)
+    weights = 1 / np.arange(1, rows + 1) ** 1.05
+    draw = chance.permutation(rows)[chance.choice(rows, (400, 512), p=weights / weights.sum())]
+    for step, ids in enumerate(draw):
+        if step == 300:
+            cache.counts.zero_()
+        with tables.step():
+            lookup(tables, table, torch.from_numpy(ids))
+    hits, misses, _ = cache.counts.tolist()
+    best = np.sort(weights)[::-1][:capacity].sum() / weights.sum()
+    assert hits / (hits + misses) > 0.9 * best, (hits / (hits + misses), best)
+
+
+def test_small_tables_stay_on_the_device() -> None:
+    assert divided([10, 20, 30], 60) == ([], 0)
+    assert divided([100, 10, 20, 300], 60) == ([0, 3], 30)
+    assert divided([100, 31], 60) == ([0, 1], 60)
+
+
+def test_a_memory_that_is_too_small_is_refused_with_one_that_is_enough() -> None:
+    tables, array = HostTables(Device(CPU)), np.zeros((1_000_000, 8), np.float32)
+    with pytest.raises(EngineError, match="numbers of their rows alone") as problem:
+        tables.place([array], 1_000_000)
+    enough = float(str(problem.value.fix).split("at least ")[1].split(" GB")[0]) * 1e9
+    with pytest.raises(EngineError):
+        tables.place([array], int(enough * 0.98))
+    (found,) = tables.place([array], int(enough * 1.02))
+    assert found is not None
+
+
+def test_the_same_arrays_have_one_cache_as_long_as_somebody_holds_it() -> None:
+    tables, array = HostTables(Device(CPU)), np.ones((50, 2), np.float32)
+    (one,), (other,) = tables.cached([array], 8), tables.cached([array], 8)
+    assert one is other
+    cache: weakref.ref[Any] = weakref.ref(tables.caches[0])
+    address = one.data_ptr()
+    del one, other
+    assert cache() is None
+    assert tables.caches == []
+    assert address not in tables._places
+
+
+def test_each_lookup_notes_in_a_place_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_tables, "_NOTES", 100)
+    _, _, cache = tables_of(np.ones((50, 2), np.float32), capacity=8)
+    assert [cache.region(count) for count in (40, 60, 30, 101, 80)] == [0, 40, 0, None, 0]
