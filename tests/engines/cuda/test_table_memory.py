@@ -30,14 +30,14 @@ def few_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_tables, "_NOTES", 1 << 10)
 
 
-def ranker(*, read_whole: bool = False) -> Any:
-    """Three large tables, of which one is read by two columns, and a small one."""
+def ranker(*, read_whole: bool = False, scale: int = 1) -> Any:
+    """Three large tables, of which one is read by two columns, and a small one; `scale` makes the large ones larger."""
 
     def build(tf: Any, v1: Any) -> None:
         chance = np.random.default_rng(0)
         ids = v1.placeholder(tf.int64, [None, 4], name="ids")
         bag = v1.placeholder(tf.int32, [None, 3], name="bag")
-        sizes = (100, ROWS, 2 * ROWS, ROWS)
+        sizes = (100, scale * ROWS, 2 * scale * ROWS, scale * ROWS)
         tables = [
             tf.identity(
                 tf.constant(chance.standard_normal((size, WIDTH)).astype(np.float32), name=f"table_{size}_{at}")
@@ -166,29 +166,30 @@ def test_a_single_lookup_has_a_cache_too() -> None:
         assert runner.executable.facts()["table_hit_rate"] > 0.2
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_ranker(path: Path, *, scale: int = 1) -> Path:
     """A model with tables that are variables."""
     import tensorflow as tf
 
-    chance, path = np.random.default_rng(0), tmp_path_factory.mktemp("models") / "ranker"
-    module = tf.Module()
+    chance, module = np.random.default_rng(0), tf.Module()
     module.tables = [
         tf.Variable(chance.standard_normal((size, WIDTH)).astype(np.float32), name=f"table_{number}")
-        for number, size in enumerate((100, ROWS, 2 * ROWS, ROWS))
+        for number, size in enumerate((100, scale * ROWS, 2 * scale * ROWS, scale * ROWS))
     ]
     weights = tf.constant(chance.standard_normal((5 * WIDTH, 3)).astype(np.float32))
 
-    @tf.function(  # type: ignore[untyped-decorator]
-        input_signature=[tf.TensorSpec([None, 4], tf.int64, "ids"), tf.TensorSpec([None, 3], tf.int32, "bag")]
-    )
     def rank(ids: Any, bag: Any) -> Any:
         columns = [tf.nn.embedding_lookup(table, ids[:, at]) for at, table in enumerate(module.tables)]
         columns.append(tf.reduce_mean(tf.nn.embedding_lookup(module.tables[1], bag), 1))
         return {"out": tf.nn.relu(tf.concat(columns, 1) @ weights)}
 
-    tf.saved_model.save(module, str(path), signatures=rank)
+    inputs = [tf.TensorSpec([None, 4], tf.int64, "ids"), tf.TensorSpec([None, 3], tf.int32, "bag")]
+    tf.saved_model.save(module, str(path), signatures=tf.function(rank, input_signature=inputs))
     return path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_ranker(tmp_path_factory.mktemp("models") / "ranker")
 
 
 @pytest.mark.parametrize("whole", [False, True])

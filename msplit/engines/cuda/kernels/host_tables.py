@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from msplit.engines.cuda.device.capture import capture, is_capturing
-from msplit.engines.cuda.device.device import Device, check, new_stream, runtime
+from msplit.engines.cuda.device.device import Device, new_stream, runtime
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
 from msplit.engines.cuda.kernels.memory import seen_by
@@ -155,12 +156,12 @@ class RowCache:
         with capture([stream], torch.cuda.graph_pool_handle()) as self._graph:
             self._refresh()
 
-    def refresh(self) -> None:
-        """Takes in rows that were missed. No step runs meanwhile."""
-        if self._graph is not None:
-            self._graph.replay()
-        else:
+    def refresh(self, *, eagerly: bool = False) -> None:
+        """Takes in rows that were missed. No step runs meanwhile. `eagerly`, kernels are launched one by one."""
+        if self._graph is None or eagerly:
             self._refresh()
+        else:
+            self._graph.replay()
 
     def _refresh(self) -> None:
         count, device, nobody, nowhere = self._admitted, self.notes.device, self._total, self.capacity
@@ -360,10 +361,19 @@ class HostTables:
             self._fresh = self._own.record_event()
             self._waited.clear()
 
+    def warm(self, constants: Iterable[Tensor]) -> None:
+        """Launches what a refresh of the caches of some constants does, so that whoever notes kernels has them."""
+        for cache in self._caches_of(constants):
+            with self._lock:
+                self._alone(partial(cache.refresh, eagerly=True))
+
+    def _caches_of(self, constants: Iterable[Tensor]) -> list[RowCache]:
+        places = [place for one in constants if (place := self.find(one)) is not None]
+        return list({id(place.cache): place.cache for place in places}.values())
+
     def facts(self, constants: Iterable[Tensor]) -> dict[str, Any]:
         """Figures of the caches of some constants. It waits for the device."""
-        places = [place for one in constants if (place := self.find(one)) is not None]
-        caches = list({id(place.cache): place.cache for place in places}.values())
+        caches = self._caches_of(constants)
         if not caches:
             return {}
         hits, misses, admitted = (sum(int(cache.counts[at]) for cache in caches) for at in range(3))
@@ -395,12 +405,21 @@ def _size(array: NDArray[Any]) -> int:
 
 
 def _mapped(memory: NDArray[Any], device: Device) -> Tensor:
-    """An array in the host's memory, as the device sees it."""
+    """An array in the host's memory, as the device sees it.
+
+    Raises:
+        EngineError: CUDA does not pin it.
+    """
     host = torch.from_numpy(memory.reshape(-1).view(np.uint8))
     if device.is_gpu:
+        address, size = ctypes.c_void_p(host.data_ptr()), ctypes.c_size_t(host.numel())
         with device.entered():
-            check(
-                runtime().cudaHostRegister(ctypes.c_void_p(host.data_ptr()), ctypes.c_size_t(host.numel()), _PORTABLE)
+            status = runtime().cudaHostRegister(address, size, _PORTABLE)
+        if status:
+            runtime().cudaGetLastError()  # it would be the next one's
+            raise EngineError(
+                f"CUDA refuses to pin {host.numel() / 1e9:.3g} GB of the host's memory (error {status})",
+                fix="raise `ulimit -l`, or leave the memory for tables out (--table-memory)",
             )
-        weakref.finalize(memory, runtime().cudaHostUnregister, ctypes.c_void_p(host.data_ptr()))
+        weakref.finalize(memory, runtime().cudaHostUnregister, address).atexit = False
     return seen_by(device.place, host).view(torch_dtype(memory.dtype.name)).view(memory.shape)

@@ -142,6 +142,7 @@ class CudaExecutable(Executable):
             # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
             with self.state.kept():
                 results = self._record()
+            self._tables.warm(self.program.constants.values())
             if not self._timing_only:
                 self._outputs = OutputStaging(results, self.device, captured=self._capture, own_kernel=self._own_copies)
         self._synchronize()

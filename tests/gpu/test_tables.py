@@ -1,0 +1,106 @@
+"""On a GPU: lookup tables in the host's memory give what those on the GPU give, whatever the cache has, in steps that overlap, too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import msplit
+from tests.engines.cuda.cases import outputs_of_tensorflow
+from tests.engines.cuda.test_table_memory import ROWS, WIDTH, ranker, requests
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("tensorflow")
+
+OPTIONS: dict[str, Any] = {"engine": "cuda", "streams": 4, "precision": "ieee"}
+MEMORY = 0.016
+"""GB: less than half of the tables; 9 MB of it are notes and the numbers of rows."""
+LARGE = 64
+"""Times the rows of the tests on a CPU."""
+
+
+def feeds(count: int, rows: int = 16, *, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows that come again and again, and others."""
+    return [{**one, "ids": one["ids"] * [1, LARGE, LARGE, LARGE]} for one in requests(count, rows, seed=seed)]
+
+
+@pytest.mark.parametrize("how", [{}, {"capture": False}, {"fuse": False, "group": False}])
+def test_rows_of_the_host_are_those_of_the_gpu(how: dict[str, Any]) -> None:
+    flat = ranker(scale=LARGE)
+    with (
+        msplit.prepare(flat, batch=16, table_memory=MEMORY, **OPTIONS, **how) as small,
+        msplit.prepare(flat, batch=16, **OPTIONS, **how) as whole,
+    ):
+        assert small.facts["host_table_bytes"] == 4 * LARGE * ROWS * WIDTH * 4
+        for number, one in enumerate(feeds(60)):
+            found, wanted = small.step(one)["out"], whole.step(one)["out"]
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+            if not number % 20:
+                np.testing.assert_allclose(found, outputs_of_tensorflow(flat, one)["out"], rtol=1e-4, atol=1e-4)
+        if not how:  # other kernels read all rows over the bus
+            assert small.executable.facts()["table_hit_rate"] > 0.2
+
+
+def test_steps_of_a_pool_overlap_while_rows_come_in_and_change(tmp_path: Path) -> None:
+    """Refreshes wait for steps of all slots, and those wait for refreshes: a row is never read while it is replaced."""
+    flat = ranker(scale=LARGE)
+    every = feeds(400, 16)
+    with msplit.prepare(flat, batch=16, **OPTIONS) as whole:
+        wanted = [whole.step(one)["out"] for one in every]
+    with msplit.pool(flat, batches=(16,), groups=8, table_memory=MEMORY, **OPTIONS) as pool:
+        for _ in range(10):
+            going = [pool.submit(one) for one in every]
+            for future, right in zip(going, wanted, strict=True):
+                np.testing.assert_allclose(future.result(60)["out"], right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_build_brings_its_kernels(tmp_path: Path) -> None:
+    """It is opened where nothing compiles: the kernel that refreshes a cache is in it."""
+    flat = ranker(scale=LARGE)
+    msplit.build(flat, tmp_path / "build", batches=[16], table_memory=MEMORY, **OPTIONS)
+    with msplit.prepare(flat, batch=16, **OPTIONS) as whole:
+        every = feeds(20)
+        np.savez(
+            tmp_path / "feeds.npz",
+            **{f"{name}_{at}": value for at, one in enumerate(every) for name, value in one.items()},
+        )
+        np.save(tmp_path / "out.npy", [whole.step(one)["out"] for one in every])
+    code = (
+        "import numpy as np, msplit, sys\n"
+        "from msplit.engines.cuda.kernels import launch\n"
+        "launch.can_compile = lambda: False\n"
+        f"given = np.load({str(tmp_path / 'feeds.npz')!r}); right = np.load({str(tmp_path / 'out.npy')!r})\n"
+        f"with msplit.open({str(tmp_path / 'build')!r}) as runner:\n"
+        "    for at, wanted in enumerate(right):\n"
+        "        found = runner.step({name: given[f'{name}_{at}'] for name in ('ids', 'bag')})['out']\n"
+        "        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)\n"
+        "    assert runner.executable.facts()['table_hit_rate'] > 0.2\n"
+    )
+    kept = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_new_rows_take_the_place_of_those_in_the_cache(tmp_path: Path) -> None:
+    from tests.engines.cuda.test_table_memory import saved_ranker
+
+    path = saved_ranker(tmp_path / "model", scale=LARGE)
+    with (
+        msplit.pool(path, batches=(16,), groups=4, table_memory=MEMORY, **OPTIONS) as pool,
+        msplit.prepare(path, batch=16, **OPTIONS) as whole,
+    ):
+        for turn in range(3):
+            every = feeds(100, seed=turn)
+            going = [pool.submit(one) for one in every]
+            for one, future in zip(every, going, strict=True):
+                np.testing.assert_allclose(future.result(60)["out"], whole.step(one)["out"], rtol=1e-5, atol=1e-5)
+            ids = np.arange(0, 2 * LARGE * ROWS, 7 + turn)
+            new = {"table_2": (ids, np.full((len(ids), WIDTH), turn, np.float32))}
+            pool.update(rows=new)
+            whole.update(rows=new)
