@@ -1,0 +1,223 @@
+"""Lookup tables larger than the GPU's memory for them: MLPerf's DLRM-v2 with made-up tables, in one run beside all tables on the GPU.
+
+    python benchmarks/tables.py make FOLDER --gb 40                       # where TensorFlow is: the model, with tables of so many GB in all
+    python benchmarks/tables.py run FOLDER --table-memory 4 > tables.md   # on a GPU; --device cpu tries it, and its times say nothing
+
+26 tables of 128 floats with 214 lookups a row (the multi-hot sizes of MLPerf's data set), 13 numbers, a bottom MLP of 512, 256 and 128, three
+cross layers of rank 512, a top MLP of 1024, 1024, 512, 256 and 1. Rows of the tables are scaled so that all take the GB that are asked for.
+
+Ids are of three kinds: *hot*, those of few rows, which the cache has; *zipf*, drawn with a weight of 1 / rank ** 1.05; *even*, all equally
+often. The cache is filled by steps of that kind, then no rows come in while a step on other ids is timed, by the device's clock, the rows of
+the table by turns. What bus and memory allow: bytes of rows that were missed by the bus's measured rate, or bytes of all rows by the
+memory's, whichever takes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+ROWS = (
+    40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10,
+    2209, 11938, 155, 4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+)  # fmt: skip
+HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+"""MLPerf's DLRM-v2: rows of each table, and lookups of each in a row of the batch."""
+WIDTH, NUMBERS, RANK, CROSSES = 128, 13, 512, 3
+BOTTOM, TOP = (512, 256, WIDTH), (1024, 1024, 512, 256)
+RUNS, TURNS = 30, 5
+
+
+def sizes(gb: float) -> list[int]:
+    """Rows of each table, those of more than 100,000 scaled."""
+    fixed = sum(rows for rows in ROWS if rows <= 100_000)
+    scale = (gb * 1e9 / (4 * WIDTH) - fixed) / (sum(ROWS) - fixed)
+    return [rows if rows <= 100_000 else max(int(rows * scale), 1000) for rows in ROWS]
+
+
+def filled(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """A table: rows of one block again and again, each block times another number. To draw all of them takes longer than to write them."""
+    block = (rng.standard_normal((min(rows, 20_000), WIDTH)) / WIDTH).astype(np.float32)
+    table = np.empty((rows, WIDTH), np.float32)
+    for number, begin in enumerate(range(0, rows, len(block))):
+        part = table[begin : begin + len(block)]
+        np.multiply(block[: len(part)], np.float32(1 + number % 1000 / 1000), out=part)
+    return table
+
+
+def make(folder: Path, gb: float) -> None:
+    """Writes the model."""
+    import tensorflow as tf
+
+    rng, module = np.random.default_rng(0), tf.Module()
+    with tf.device("cpu"):
+        module.tables = [tf.Variable(filled(rng, rows), name=f"table_{at}") for at, rows in enumerate(sizes(gb))]
+
+    def weights(*shape: int) -> Any:
+        return tf.constant((rng.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32))
+
+    def layers(value: Any, widths: tuple[int, ...]) -> Any:
+        for width in widths:
+            value = tf.nn.relu(tf.nn.bias_add(tf.matmul(value, weights(value.shape[-1], width)), weights(width)))
+        return value
+
+    def rank(numbers: Any, **ids: Any) -> dict[str, Any]:
+        columns = [
+            tf.reduce_sum(tf.nn.embedding_lookup(table, ids[f"ids_{at}"]), 1) for at, table in enumerate(module.tables)
+        ]
+        first = tf.concat([layers(numbers, BOTTOM), *columns], 1)
+        value = first
+        for _ in range(CROSSES):
+            low = tf.matmul(value, weights(first.shape[-1], RANK))
+            value += first * tf.nn.bias_add(tf.matmul(low, weights(RANK, first.shape[-1])), weights(first.shape[-1]))
+        return {"y": tf.sigmoid(tf.matmul(layers(value, TOP), weights(TOP[-1], 1)))}
+
+    inputs = {f"ids_{at}": tf.TensorSpec([None, count], tf.int32, name=f"ids_{at}") for at, count in enumerate(HOT)}
+    signature = tf.function(rank).get_concrete_function(tf.TensorSpec([None, NUMBERS], tf.float32, "numbers"), **inputs)
+    shutil.rmtree(folder, ignore_errors=True)
+    tf.saved_model.save(module, str(folder), signatures=signature)
+
+
+def drawn(rng: np.random.Generator, kind: str, rows: int, shape: tuple[int, int], hot: int) -> np.ndarray:
+    """Ids of a table. Rows that are read often are spread over it."""
+    if kind == "even":
+        return rng.integers(0, rows, shape).astype(np.int32)
+    if kind == "hot":
+        ranks = rng.integers(0, min(hot, rows), shape)
+    else:  # the inverse of the distribution's integral
+        power = -0.05
+        ranks = ((rng.random(shape) * (rows**power - 1) + 1) ** (1 / power)).astype(np.int64) - 1
+    return (np.clip(ranks, 0, rows - 1) * 2_654_435_761 % rows).astype(np.int32)
+
+
+def feeds_of(rng: np.random.Generator, kind: str, batch: int, gb: float, hot: int) -> dict[str, np.ndarray]:
+    """Inputs of a step."""
+    ids = {
+        f"ids_{at}": drawn(rng, kind, rows, (batch, count), hot)
+        for at, (rows, count) in enumerate(zip(sizes(gb), HOT, strict=True))
+    }
+    return {"numbers": rng.standard_normal((batch, NUMBERS)).astype(np.float32), **ids}
+
+
+def rates(device: str) -> tuple[float, float]:
+    """GB/s of the bus, for rows that a kernel reads from pinned memory at random, and of the GPU's memory."""
+    import torch
+
+    from msplit.engines.cuda.device.device import Device
+    from msplit.engines.cuda.kernels.host_tables import HostTables
+
+    place, found = torch.device(device), []
+    host = np.zeros((1 << 21, WIDTH), np.float32)
+    (table,) = Device.of(place).owned(HostTables).cached([host], 8)
+    for source in (table, table.to(place, copy=True) if place.type == "cuda" else table):
+        ids = torch.randint(0, len(source), (1 << 19,), device=place)
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            source.index_select(0, ids)
+            if place.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
+        found.append(len(ids) * WIDTH * 4 / min(times) / 1e9)
+    return found[0], found[1]
+
+
+def run(folder: Path, options: argparse.Namespace) -> None:
+    """Prints the table."""
+    import msplit
+    from msplit.engines.cuda.kernels import host_tables
+
+    batch, gb = options.batch, options.gb
+    common = {"batch": batch, "device": options.device, "engine": "cuda", "streams": 4, "precision": options.precision}
+    memories = [options.table_memory, *([None] if options.whole else [])]
+    runners, labels = [], []
+    for memory in memories:
+        begin = time.perf_counter()
+        runners.append(msplit.prepare(str(folder), table_memory=memory, effort=options.effort, **common))
+        labels.append("all on the GPU" if memory is None else f"{memory:g} GB on the GPU")
+        took = time.perf_counter() - begin
+        print(f"{labels[-1]}: ready in {took:.1f} s, {gb / took:.2f} GB/s; {runners[-1].facts}", file=sys.stderr)
+    facts = runners[0].executable.facts()
+    hot = int(facts["table_cache_rows"] * 0.5 / len(HOT))
+    bus, memory_rate = rates(options.device)
+    lookups = sum(HOT) * batch
+    print(f"bus {bus:.1f} GB/s, memory {memory_rate:.0f} GB/s, at random; batch {batch}, {lookups:,} lookups a step\n")
+    print("| ids | tables | hit rate | µs a step (spread) | rows/s | GB over the bus | at least, µs | share of that |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    every = host_tables._EVERY
+    for kind in ("hot", "zipf", "even"):
+        rng = np.random.default_rng(1)
+        host_tables._EVERY = 2
+        for _ in range(options.fill):
+            runners[0].step(feeds_of(rng, kind, batch, gb, hot))
+        host_tables._EVERY = 1 << 60
+        before = counts(runners[0])
+        feeds = feeds_of(rng, kind, batch, gb, hot)
+        answers = [runner.step(feeds) for runner in runners]
+        for other in answers[1:]:
+            for name, value in other.items():
+                np.testing.assert_allclose(value, answers[0][name], rtol=2e-2, atol=2e-2)
+        host_tables._EVERY = 1
+        runners[0].step(feeds)  # notes are counted at a refresh, which comes behind it
+        hits, misses = (after - one for after, one in zip(counts(runners[0]), before, strict=True))
+        host_tables._EVERY = 1 << 60
+        feeds = feeds_of(rng, kind, batch, gb, hot)  # not those that just came in
+        for runner in runners:
+            runner.step(feeds)
+        times: list[list[float]] = [[] for _ in runners]
+        for _ in range(TURNS):
+            for runner, found in zip(runners, times, strict=True):
+                found += runner.executable.device_times(RUNS) or [np.nan]
+        rate = hits / max(hits + misses, 1)
+        for label, found in zip(labels, times, strict=True):
+            us, spread = statistics.median(found) * 1e6, (np.quantile(found, 0.9) - np.quantile(found, 0.1)) * 1e6
+            missed = lookups * (1 - rate) * WIDTH * 4 / 1e9 if label == labels[0] else 0.0
+            least = max(missed / bus, lookups * WIDTH * 4 / 1e9 / memory_rate) * 1e6
+            shown = f"{100 * rate:.1f} %" if label == labels[0] else "-"
+            print(
+                f"| {kind} | {label} | {shown} | {us:,.0f} ({spread:,.0f}) | {batch / us * 1e6:,.0f} | {missed:.3f} | "
+                f"{least:,.0f} | {100 * least / us:.0f} % |"
+            )
+    host_tables._EVERY = every
+
+
+def counts(runner: Any) -> tuple[int, int]:
+    """Lookups of a runner's caches that found their row there, and that did not."""
+    from msplit.engines.cuda.device.device import Device
+    from msplit.engines.cuda.kernels.host_tables import HostTables
+
+    constants = runner.executable.program.constants.values()
+    tables = Device.of(next(iter(constants)).device).owned(HostTables)
+    caches = {id(place.cache): place.cache for one in constants if (place := tables.find(one)) is not None}
+    hits, misses = (sum(int(cache.counts[at]) for cache in caches.values()) for at in range(2))
+    return hits, misses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["make", "run"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gb", type=float, default=40, help="of all tables")
+    parser.add_argument("--table-memory", type=float, default=4)
+    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--fill", type=int, default=200, help="steps that fill the cache")
+    parser.add_argument("--whole", action="store_true", help="also with all tables on the GPU")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--effort", default="full")
+    parser.add_argument("--precision", default="tf32")
+    options = parser.parse_args()
+    make(options.folder, options.gb) if options.what == "make" else run(options.folder, options)
+
+
+if __name__ == "__main__":
+    main()
