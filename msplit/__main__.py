@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
@@ -20,11 +19,13 @@ it looks every 700 objects, 6 % of a short command's time; at all objects it loo
 
 def entry() -> None:
     """Runs the command line and exits, see `msplit.cli.main.run`; interrupted while importing, it ends without a traceback."""
-    gc.set_threshold(*_COLLECTIONS)
     # Ours are small arrays: a thread for each processor costs more to start than it saves.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
+        import gc
         import signal
+
+        gc.set_threshold(*_COLLECTIONS)
 
         from msplit.cli.main import run
 
