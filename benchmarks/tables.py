@@ -4,12 +4,13 @@
     python benchmarks/tables.py run FOLDER --table-memory 4 > tables.md   # on a GPU; --device cpu tries it, and its times say nothing
 
 26 tables of 128 floats with 214 lookups a row (the multi-hot sizes of MLPerf's data set), 13 numbers, a bottom MLP of 512, 256 and 128,
-three cross layers of rank 512, a top MLP of 1024, 1024, 512, 256 and 1. Rows of the tables are scaled so that all take the GB that are asked for.
+three cross layers of rank 512, a top MLP of 1024, 1024, 512, 256 and 1. Rows of the tables are scaled so that all take the GB that are
+asked for.
 
 Ids are of three kinds: *hot*, those of few rows, which the cache has; *zipf*, drawn with a weight of 1 / rank ** 1.05; *even*, all
-equally often. The cache is filled by steps of that kind, then no rows come in while a step on other ids is timed, by the device's clock, the rows of
-the table by turns. What bus and memory allow: bytes of rows that were missed by the bus's measured rate, or bytes of all rows by the
-memory's, whichever takes longer.
+equally often. The cache is filled by steps of that kind, then no rows come in while a step on other ids is timed, by the device's clock,
+the rows of the table by turns. What bus and memory allow: bytes of rows that were missed by the bus's measured rate, or bytes of all rows
+by the memory's, whichever takes longer.
 """
 
 from __future__ import annotations
