@@ -276,7 +276,7 @@ def add_node(graph_def: Any, name: str, op: str, inputs: Sequence[str] = (), **a
     node = graph_def.node.add(name=name, op=op, input=inputs)
     for key, value in attrs.items():
         attr = node.attr[key]
-        if key == "shape":
+        if key.endswith("shape"):
             attr.shape.SetInParent()
             for size in value:
                 attr.shape.dim.add().size = -1 if size is None else size

@@ -180,3 +180,30 @@ def test_assertions_are_in_the_build(tmp_path: Path) -> None:
         assert model.step({"x": strings(b"a", b"b")})["y"].shape == (2, 3)
         with pytest.raises(msplit.EngineError, match="not that"):
             model.step({"x": strings(b"a", b"forbidden")})
+
+
+@pytest.mark.parametrize("width", [0, 3])
+@pytest.mark.parametrize("kind", ["mutable", "dense"])
+def test_a_build_holds_a_table_that_can_grow(kind: str, width: int, tmp_path: Path) -> None:
+    """Only TensorFlow looks vectors up: such a build opens where it is."""
+    import tensorflow as tf
+
+    chance, module, tables = np.random.default_rng(0), tf.Module(), tf.lookup.experimental
+    shape = [width] if width else []
+    if kind == "mutable":
+        module.table = tables.MutableHashTable(tf.int64, tf.float32, tf.zeros(shape))
+    else:
+        module.table = tables.DenseHashTable(tf.int64, tf.float32, tf.ones(shape), empty_key=-1, deleted_key=-2)
+    module.table.insert(
+        tf.range(0, 50, 5, tf.int64), tf.constant(chance.standard_normal((10, *shape)).astype(np.float32))
+    )
+
+    def read(ids: Any) -> Any:
+        return {"y": 2.0 * module.table.lookup(ids)}
+
+    inputs = [tf.TensorSpec([None], tf.int64, name="ids")]
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures=tf.function(read, input_signature=inputs))
+    msplit.build(str(tmp_path / "model"), tmp_path / "build", batches=[4], **QUICK)
+    feeds = {"ids": np.array([0, 45, 7, 5])}
+    with msplit.open(tmp_path / "build") as model:
+        np.testing.assert_array_equal(model.step(feeds)["y"], answers(tmp_path / "model", feeds)["y"])

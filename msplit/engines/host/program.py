@@ -24,8 +24,8 @@ from msplit.formats.tensors import numpy_dtype
 from msplit.formats.wire import parse_binary
 from msplit.opset import schema
 
-TABLE = "HashTableV2"
-"""A lookup table."""
+TABLE, VECTORS = "HashTableV2", "MutableHashTableOfTensorsV2"
+"""A lookup table, and one whose values are vectors."""
 IMPORT = "LookupTableImportV2"
 """What fills one with two constants."""
 
@@ -128,7 +128,7 @@ class HostProgram:
                 self._values[handle] = LookupTable(self._values[keys], self._values[values])
             except NotOurs:
                 self.missing.setdefault("LookupTableFindV2", []).append(node.name)
-        elif node.op == TABLE or node.op == "Placeholder":
+        elif node.op in (TABLE, VECTORS, "Placeholder"):
             self._new(f"{node.name}:0")
         else:
             known = tuple(found if isinstance(found := self._values[place], np.ndarray) else None for place in inputs)

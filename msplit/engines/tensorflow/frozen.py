@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays
-from msplit.engines.host.program import IMPORT, TABLE, HostGraph, as_input
+from msplit.engines.host.program import IMPORT, TABLE, VECTORS, HostGraph, as_input
 from msplit.engines.tensorflow.placed import PlacedGraph
 from msplit.engines.tensorflow.runtime import errors_of, silent_deprecations, tensorflow
 from msplit.engines.tensorflow.variables import callable_of
@@ -126,12 +126,31 @@ def _add_constants(
             add(name, str(attrs["dtype"]) if dtype == "resource" else dtype, values[key])
             continue
         types = str(attrs["key_dtype"]), str(attrs["value_dtype"])
-        contents = session.table(sources[key], *types)
-        add_node(frozen, name, TABLE, key_dtype=types[0], value_dtype=types[1])
+        contents = _contents(session, nodes[_node(sources[key])], sources[key], types)
+        shape = contents[1].shape[1:]
+        op, more = (VECTORS, {"value_shape": shape}) if shape else (TABLE, {})
+        add_node(frozen, name, op, key_dtype=types[0], value_dtype=types[1], **more)
         for part, dtype, value in zip(("keys", "values"), types, contents, strict=True):
             add(f"{name}/{part}", dtype, value)
         inputs = (name, f"{name}/keys", f"{name}/values")
         add_node(frozen, f"{name}/import", IMPORT, inputs, Tin=types[0], Tout=types[1])
+
+
+def _contents(session: OpenGraph, node: Any, handle: str, types: tuple[str, str]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Keys and values of a table. One of open addressing gives out places that hold nothing, too, under keys of their own.
+
+    Raises:
+        NotFrozen: Its keys are vectors.
+    """
+    keys, values = session.table(handle, *types)
+    if keys.ndim > 1:
+        if keys.shape[1:] != (1,):
+            raise NotFrozen(f"{node.op} ({node.name}), whose keys are vectors")
+        keys = keys[:, 0]
+        values = values.reshape(len(keys), *(size.size for size in node.attr["value_shape"].shape.dim))
+    unused = session.values([_key(name) for name in node.input if not name.startswith("^")])
+    there = ~np.isin(keys, unused) if unused else np.ones(len(keys), np.bool_)
+    return keys[there], values[there]
 
 
 def _source(key: str, nodes: Mapping[str, Any], is_handle: bool) -> str:
