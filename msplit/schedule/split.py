@@ -315,7 +315,7 @@ def judge_split(split: SplitProblem, gpu: str, *, streams: int = STREAMS) -> Spl
     if one is None:
         assert found is not None
         words = f"The weights, {_size(split.weight_bytes)}, do not fit on one {gpu_title(gpu)} ({_size(split.memory)} for weights). "
-        return SplitJudgement("needed", split.gpus, None, found, words + f"On {_told(found, split)}.")
+        return SplitJudgement("needed", split.gpus, None, found, words + f"On {_told(found, split)}.{_one_with_host(split)}")
     if found is None or one < WORTH * found.makespan_us:
         return SplitJudgement("loses", split.gpus, one, found, _loses(split, one, found))
     words = (
@@ -370,8 +370,15 @@ def _too_large(split: SplitProblem, gpu: str) -> str:
         why = f"use {max(split.gpus + 1, -int(-split.weight_bytes // split.memory))} or more"
     return (
         f"{split.gpus} GPUs can not hold this model: its weights take {_size(split.weight_bytes)}, and each "
-        f"{gpu_title(gpu)} has {_size(split.memory)} for them; {why}."
+        f"{gpu_title(gpu)} has {_size(split.memory)} for them; {why}.{_one_with_host(split)}"
     )
+
+
+def _one_with_host(split: SplitProblem) -> str:
+    """The other way to run what does not fit, where lookup tables are what is large."""
+    tables = sum(table.bytes for table in split.tables)
+    fits = split.weight_bytes - tables <= split.memory
+    return " One GPU runs it with lookup tables in the host's memory (--table-memory)." if fits and tables else ""
 
 
 def _size(bytes: float) -> str:

@@ -75,6 +75,9 @@ def test_tables_that_do_not_fit_on_one_gpu_are_needed_on_two():
     assert max(judged.best.weights) <= 70e9
     assert sum(judged.best.weights) == pytest.approx(105e9)
     assert "105.0 GB, do not fit on one H100 (70.0 GB for weights)" in judged.words
+    assert judged.words.endswith("One GPU runs it with lookup tables in the host's memory (--table-memory).")
+    other = of_tables(40e9, 35e9, 30e9, memory=70e9)
+    assert "--table-memory" not in judge_split(replace(other, tables=other.tables[:1], memory=60e9), "h100").words
 
 
 def test_what_fits_only_packed_by_size_is_packed_by_size():

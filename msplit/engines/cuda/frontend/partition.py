@@ -458,6 +458,14 @@ def missing_by_op(flat: FlatGraph, partition: Partition) -> dict[str, list[str]]
     return result
 
 
+_BY_KEY = ("KvResource", "KvVar", "TFRA>")
+_ROWS_BY_KEY = (
+    "DeepRec's embedding variables and the tables of TensorFlow Recommenders Addons find rows by keys, and msplit by number: "
+    "export the table as a variable whose rows are numbered, and turn keys into numbers in front of the model (tf.lookup does)"
+)
+"""Line behind ops that begin like this."""
+
+
 def refuse(flat: FlatGraph, partition: Partition) -> None:
     """Raises what stands in the way of running a graph, if anything does.
 
@@ -473,7 +481,10 @@ def refuse(flat: FlatGraph, partition: Partition) -> None:
         )
     lines = []
     if partition.missing:
-        lines += ["it has no lowering for:", *_lines(missing_by_op(flat, partition))]
+        missing = missing_by_op(flat, partition)
+        lines += ["it has no lowering for:", *_lines(missing)]
+        if any(op.startswith(_BY_KEY) for op in missing):
+            lines += [_ROWS_BY_KEY]
     if partition.unplaceable:
         lines += [
             "these run on the host only, depend on what the device computes, and have work for it depend on them,",

@@ -53,7 +53,12 @@ def test_ops_without_a_lowering_are_all_listed_with_a_node_and_the_way_out():
 
 
 def test_custom_ops_are_missing():
-    assert "KvVarHandleOp" in cover(load("custom_op.pb")).missing
+    flat = load("custom_op.pb")
+    assert "KvVarHandleOp" in cover(flat).missing
+    with pytest.raises(EngineError, match="KvVarHandleOp: 2 nodes") as caught:
+        run(flat, make_inputs(flat, {}, batch=2))
+    assert "find rows by keys" in str(caught.value)
+    assert "a variable whose rows are numbered" in str(caught.value)
 
 
 def test_ops_whose_shapes_depend_on_values_are_told():
