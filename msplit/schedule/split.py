@@ -315,7 +315,9 @@ def judge_split(split: SplitProblem, gpu: str, *, streams: int = STREAMS) -> Spl
     if one is None:
         assert found is not None
         words = f"The weights, {_size(split.weight_bytes)}, do not fit on one {gpu_title(gpu)} ({_size(split.memory)} for weights). "
-        return SplitJudgement("needed", split.gpus, None, found, words + f"On {_told(found, split)}.{_one_with_host(split)}")
+        return SplitJudgement(
+            "needed", split.gpus, None, found, words + f"On {_told(found, split)}.{_one_with_host(split)}"
+        )
     if found is None or one < WORTH * found.makespan_us:
         return SplitJudgement("loses", split.gpus, one, found, _loses(split, one, found))
     words = (

@@ -243,7 +243,8 @@ class HostTables:
     @property
     def caches(self) -> list[RowCache]:
         """Each once."""
-        return list({id(place.cache): place.cache for place in self._places.values()}.values())
+        places = [*self._places.values()]  # at once: a table may go meanwhile
+        return list({id(place.cache): place.cache for place in places}.values())
 
     def find(self, table: Tensor) -> Place | None:
         """Where rows of a tensor are kept; None for one that is not in the host's memory."""
@@ -300,19 +301,31 @@ class HostTables:
         tables = [_mapped(memory, self._device) for memory in memories]
         with self._device.entered():
             cache = RowCache(self._device, [table.detach().view(len(table), -1) for table in tables], capacity)
+            if self._device.is_gpu:
+                streams = self._device.streams.lease(1)  # not ours, which may have a refresh to do meanwhile
+                streams[0].wait_stream(torch.cuda.current_stream(self._device.place))
+                with torch.cuda.stream(streams[0]):
+                    cache.prepare(streams[0])
+                streams[0].synchronize()
+                self._device.streams.give_back(streams)
+        with self._lock:
+            if self._own is None and self._device.is_gpu:
+                self._own = new_stream(self._device.place)
             for table, first, memory in zip(tables, cache.firsts, memories, strict=True):
                 self._places[table.data_ptr()] = Place(cache, first, memory)
-                weakref.finalize(table, self._places.pop, table.data_ptr(), None)
-            if self._device.is_gpu:
-                self._own = self._own or new_stream(self._device.place)
-                self._own.wait_stream(torch.cuda.current_stream(self._device.place))
-                with torch.cuda.stream(self._own):
-                    cache.prepare(self._own)
-        self._steps = 0  # the new cache is empty
-        self._made[key] = [weakref.ref(table) for table in tables]
+                weakref.finalize(table, self._drop, table.data_ptr()).atexit = False
+            self._steps = 0  # the new cache is empty
+            self._made[key] = [weakref.ref(table) for table in tables]
         for array in arrays:  # another array may get its number
             weakref.finalize(array, self._made.pop, key, None)
         return tables
+
+    def _drop(self, address: int) -> None:
+        """Lets go of a table. A refresh that is on its way is over before the memory is somebody else's."""
+        with self._lock:
+            place = self._places.pop(address, None)
+            if self._own is not None and place is not None:
+                self._own.synchronize()
 
     @contextlib.contextmanager
     def step(self, stream: Any = None) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,36 @@ def test_the_same_arrays_have_one_cache_as_long_as_somebody_holds_it() -> None:
     assert cache() is None
     assert tables.caches == []
     assert address not in tables._places
+
+
+def test_caches_come_and_go_beside_steps() -> None:
+    arrays = [np.random.default_rng(number).standard_normal((200, 3)).astype(np.float32) for number in range(4)]
+    tables, (kept,), _ = tables_of(arrays[0], capacity=16)
+    over, failures = Event(), list[BaseException]()
+
+    def come_and_go() -> None:
+        try:
+            while not over.is_set():
+                made = tables.cached([array.copy() for array in arrays[1:]], 16)
+                with tables.step():
+                    ids = torch.arange(0, 200, 7)
+                    np.testing.assert_array_equal(lookup(tables, made[1], ids).numpy(), arrays[2][ids])
+                del made
+        except BaseException as problem:
+            failures.append(problem)
+
+    threads = [Thread(target=come_and_go) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(300):
+        with tables.step():
+            ids = torch.arange(number % 5, 200, 3)
+            np.testing.assert_array_equal(lookup(tables, kept, ids).numpy(), arrays[0][ids])
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(tables.caches) == 1
 
 
 def test_each_lookup_notes_in_a_place_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
