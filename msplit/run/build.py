@@ -511,7 +511,10 @@ def verify_step(step: Callable[[Arrays], Arrays], reference: Reference, manifest
         EngineError: It gives other outputs.
     """
     precision = Precision(manifest.precision).on(gpu=manifest.made_for.get("device") != "cpu")
-    found = compare(step(reference.feeds), reference.outputs, precision=precision, computed=reference.computed)
+    made = step(reference.feeds)
+    if manifest.tables:
+        made = step(reference.feeds)  # rows that the first step read from the host are in the cache now
+    found = compare(made, reference.outputs, precision=precision, computed=reference.computed)
     found = held_to(found, reference.needed, precision)
     if not found.passed:
         raise EngineError(

@@ -13,7 +13,7 @@ import pytest
 import msplit
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels import host_tables
-from msplit.engines.cuda.kernels.host_tables import HostTables
+from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache
 from msplit.errors import MsplitError
 from tests.engines.cuda.cases import graph_of
 
@@ -141,6 +141,35 @@ def test_a_pool_of_a_build_has_the_tables_where_the_build_has_them(tmp_path: Pat
     msplit.build(ranker(), tmp_path / "whole", batches=[4], **ON_CPU)
     with pytest.raises(MsplitError, match="built with all tables on the GPU"):
         msplit.pool(tmp_path / "whole", table_memory=MEMORY, device="cpu")
+
+
+def next_row(cache: RowCache, rows: Any, slots: Any) -> None:
+    COPY(cache, (rows + 1).clamp(max=cache.slot_of.numel() - 2), slots)
+
+
+def slightly_wrong(cache: RowCache, rows: Any, slots: Any) -> None:
+    COPY(cache, rows, slots)
+    cache.rows[slots[slots < cache.capacity], 0] += 1e-2
+
+
+def nothing(cache: RowCache, rows: Any, slots: Any) -> None:
+    del cache, rows, slots
+
+
+COPY = RowCache._copy
+
+
+@pytest.mark.parametrize("wrong", [next_row, slightly_wrong, nothing])
+def test_a_cache_with_wrong_rows_is_seen_by_verification(
+    wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = ranker()
+    msplit.build(flat, tmp_path / "build", batches=[16], table_memory=MEMORY, **ON_CPU)
+    monkeypatch.setattr(RowCache, "_copy", wrong)
+    with pytest.raises(MsplitError, match="gives other outputs"):
+        msplit.prepare(flat, batch=16, table_memory=MEMORY, effort="fast", **ON_CPU)
+    with pytest.raises(MsplitError, match="gives other outputs"):
+        msplit.open(tmp_path / "build")
 
 
 def test_tables_that_do_not_fit_stay_with_the_host_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
