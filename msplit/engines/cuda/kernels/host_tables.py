@@ -19,6 +19,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from torch import Tensor
 from msplit.engines.cuda.device.capture import capture, is_capturing
 from msplit.engines.cuda.device.device import Device, new_stream, runtime
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
+from msplit.engines.cuda.kernels.launch import Code, can_launch, cores, launch
 from msplit.engines.cuda.kernels.memory import seen_by
 from msplit.engines.cuda.kernels.tiles import power_of_two
 from msplit.errors import EngineError
@@ -51,6 +52,8 @@ _FIRST, _EVERY = 8, 16
 _LEAST_ROWS = 256
 _OF_PLACE = 13
 """Bytes on the device for a place of the cache beside its row."""
+_PIECE = 1 << 26
+"""Bytes of a table that a thread copies at a time."""
 _BLOCK = 1024
 """Elements of a row that are copied at a time."""
 _PORTABLE = 1  # cudaHostRegisterPortable
@@ -297,7 +300,7 @@ class HostTables:
         made = [reference() for reference in self._made.get(key, ())]
         if made and all(one is not None for one in made):
             return [one for one in made if one is not None]
-        memories = [array.copy() for array in arrays]
+        memories = [*map(_copied, arrays)]
         tables = [_mapped(memory, self._device) for memory in memories]
         with self._device.entered():
             cache = RowCache(self._device, [table.detach().view(len(table), -1) for table in tables], capacity)
@@ -415,6 +418,15 @@ def divided(sizes: Sequence[int], memory: int) -> tuple[list[int], int]:
 
 def _size(array: NDArray[Any]) -> int:
     return array.nbytes
+
+
+def _copied(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy, made by several threads: a table that is a file's is read by all of them."""
+    memory, rows = np.empty(array.shape, array.dtype), max(_PIECE // max(array[:1].nbytes, 1), 1)
+    with ThreadPoolExecutor(cores()) as threads:
+        parts = [slice(begin, begin + rows) for begin in range(0, len(array), rows)]
+        list(threads.map(lambda part: np.copyto(memory[part], array[part]), parts))
+    return memory
 
 
 def _mapped(memory: NDArray[Any], device: Device) -> Tensor:
