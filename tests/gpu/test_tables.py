@@ -19,9 +19,9 @@ pytestmark = pytest.mark.gpu
 pytest.importorskip("tensorflow")
 
 OPTIONS: dict[str, Any] = {"engine": "cuda", "streams": 4, "precision": "ieee"}
-MEMORY = 0.016
-"""GB: less than half of the tables; 9 MB of it are notes and the numbers of rows."""
-LARGE = 64
+MEMORY = 0.04
+"""GB: half of the tables; 27 MB of it are notes and the numbers of rows."""
+LARGE = 128
 """Times the rows of the tests on a CPU."""
 
 

@@ -27,7 +27,7 @@ MEMORY = 0.0003
 
 @pytest.fixture(autouse=True)
 def few_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_tables, "_NOTES", 1 << 10)
+    monkeypatch.setattr(host_tables, "_NOTES_OF_CPU", 1 << 10)
 
 
 def ranker(*, read_whole: bool = False, scale: int = 1) -> Any:

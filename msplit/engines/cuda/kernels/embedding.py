@@ -219,7 +219,8 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
         outputs: Views of one block.
         places: Of every source.
     """
-    maker = _Maker(inputs, outputs, places, torch_dtype(spec.dtype).itemsize)
+    looked_up = {id(term) for segment in spec.segments for term in segment.terms if term.table >= 0}
+    maker = _Maker(inputs, outputs, places, torch_dtype(spec.dtype).itemsize, len(looked_up))
     plain = [piece for segment in spec.segments if is_plain(segment) for piece in _pieces(segment, WIDEST_PLAIN)]
     summed = [piece for segment in spec.segments if not is_plain(segment) for piece in _pieces(segment, WIDEST)]
     work: list[np.ndarray] = []
@@ -333,6 +334,7 @@ class _Maker:
 
     Args:
         size: Bytes of an element of what is read.
+        lookups: How many terms look rows up.
 
     Attributes:
         terms: Rows of the terms of summed columns.
@@ -342,9 +344,14 @@ class _Maker:
     """
 
     def __init__(
-        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], places: Mapping[int, Place], size: int
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        places: Mapping[int, Place],
+        size: int,
+        lookups: int,
     ) -> None:
-        self._inputs, self._places = inputs, places
+        self._inputs, self._places, self._lookups = inputs, places, lookups
         origin = min(output.storage_offset() for output in outputs)
         self._begin = [int(output.storage_offset() - origin) for output in outputs]
         self._bytes = size
@@ -352,7 +359,7 @@ class _Maker:
         self.edges: list[float] = []
         self.starts: dict[tuple[float, ...], int] = {}
         self.caches: dict[int, RowCache] = {}
-        self._notes: dict[int, int] = {}
+        self._notes: dict[int, tuple[int, int]] = {}
 
     def plain(self, piece: _Piece) -> list[int]:
         """A plain column."""
@@ -366,7 +373,7 @@ class _Maker:
             table += skipped
             term[17] += skipped if term[16] else 0
         where = [self._start(piece), segment.step, segment.rows, piece.width]
-        last = [segment.width, _scale(segment), 0, *term[16:21], 0]
+        last = [segment.width, _scale(segment), 0, *term[16:22]]
         return [*where, kind, distance, table, size, stride, term[9], *term[11:16], *last]
 
     def summed(self, piece: _Piece) -> list[int]:
@@ -403,15 +410,15 @@ class _Maker:
         table = self._inputs[max(term.table, 0)]
         place = Device.of(table.device).owned(HostTables).find(table) if term.table >= 0 else None
         if place is None or term.weighted:
-            return [0] * 5
+            return [0] * 6
         cache = place.cache
         self.caches[id(cache)] = cache
         # Pieces of a row, and columns that are read twice, note the same.
         if id(term) not in self._notes:
-            begin = cache.region(segment.rows * term.count)
-            self._notes[id(term)] = 0 if begin is None else cache.notes.data_ptr() + 4 * begin
+            begin, count = cache.region(segment.rows * term.count, self._lookups)
+            self._notes[id(term)] = cache.notes.data_ptr() + 4 * begin, count
         places = cache.slot_of.data_ptr() + 4 * place.first
-        return [places, cache.rows.data_ptr(), cache.recent.data_ptr(), place.first, self._notes[id(term)]]
+        return [places, cache.rows.data_ptr(), cache.recent.data_ptr(), place.first, *self._notes[id(term)]]
 
     def _term(self, segment: Segment, term: Term) -> list[int]:
         width = segment.width
@@ -440,7 +447,7 @@ class _Maker:
             term.valid_from,
             other,
             *self._cached(segment, term),
-            *(0, 0, 0),
+            *(0, 0),
         ]
 
 

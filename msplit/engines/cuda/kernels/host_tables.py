@@ -39,7 +39,7 @@ from msplit.errors import EngineError
 
 NEW, MOST_ROWS = 2, 1 << 30
 """Refreshes that a row stays in the cache after it was read last; most rows of the tables of one cache."""
-_NOTES = 1 << 20
+_NOTES, _NOTES_OF_CPU = 1 << 22, 1 << 14
 """Numbers of rows that lookups note between two refreshes at most."""
 _HIT, _NOTHING = -1, -2
 """What is noted of a row that was there, and what stands where nothing was noted."""
@@ -122,7 +122,7 @@ class RowCache:
         self._row_of = numbers(capacity + 1, -1)
         self.recent = numbers(capacity + 1, 0, torch.int8)
         self.rows = torch.zeros((capacity + 1, width), dtype=tables[0].dtype, device=place)
-        self.notes = numbers(_NOTES, _NOTHING)
+        self.notes = numbers(notes_of(device), _NOTHING)
         self.counts = numbers(3, 0, torch.int64)
         self._admitted = max(min(_ADMITTED, capacity // _WAYS), 1)
         self._hand, self._turn = numbers(1, 0, torch.int64), numbers(1, 0, torch.int64)
@@ -138,20 +138,18 @@ class RowCache:
         mine = (self.slot_of, self._row_of, self.recent, self.rows, self.notes)
         return sum(one.nbytes for one in mine)
 
-    def region(self, count: int) -> int | None:
-        """Where a lookup may note so many rows at each step. Those that come first share their place with the last ones where there
-        are more than `_NOTES`; None for a lookup of more than that."""
-        if count > _NOTES:
-            return None
-        begin = 0 if self._next + count > _NOTES else self._next
+    def region(self, count: int, lookups: int) -> tuple[int, int]:
+        """Where a lookup of so many rows, one of so many lookups of a step, may note rows at each step: the first place, and how many of
+        its first rows. Where there are not enough places for all, those that come last share them with the first ones."""
+        count, every = min(count, max(len(self.notes) // lookups, 1)), len(self.notes)
+        begin = 0 if self._next + count > every else self._next
         self._next = begin + count
-        return begin
+        return begin, count
 
     def note(self, found: Tensor) -> None:
         """Notes of a lookup that no kernel does."""
-        begin = self.region(found.numel())
-        if begin is not None:
-            self.notes[begin : begin + found.numel()] = found.reshape(-1).to(torch.int32)
+        begin, count = self.region(found.numel(), 1)
+        self.notes[begin : begin + count] = found.reshape(-1)[:count].to(torch.int32)
 
     def prepare(self, stream: Any) -> None:
         """Captures what a refresh does, on a GPU. The current stream is this one."""
@@ -173,7 +171,8 @@ class RowCache:
         self.counts[0] += (self.notes == _HIT).sum()
         self.counts[1] += missed.sum()
         # The first that were noted, from another place on at each refresh, so that no lookup is always the last one.
-        order = (torch.arange(_NOTES, device=device) + self._turn) % _NOTES
+        every = len(self.notes)
+        order = (torch.arange(every, device=device) + self._turn) % every
         noted, missed = self.notes[order], missed[order]
         number = missed.cumsum(0) - 1
         target = torch.where(missed & (number < count), number, count)
@@ -205,7 +204,7 @@ class RowCache:
         self.counts[2] += admitted.sum()
         self.notes.fill_(_NOTHING)
         self._hand.add_(count * _WAYS).remainder_(self.capacity)
-        self._turn.add_(_NOTES * 5 // 13).remainder_(_NOTES)
+        self._turn.add_(every * 5 // 13).remainder_(every)
 
     def _copy(self, rows: Tensor, slots: Tensor) -> None:
         """Copies rows of the tables to places of the cache; where a place is nobody's, anything."""
@@ -229,6 +228,11 @@ class RowCache:
         self._row_of[slots] = -1
         self.recent[slots] = 0
         self.slot_of[every] = -1
+
+
+def notes_of(device: Device) -> int:
+    """How many rows lookups note on a device."""
+    return _NOTES if device.is_gpu else _NOTES_OF_CPU
 
 
 class HostTables:
@@ -280,9 +284,13 @@ class HostTables:
             rows = sum(map(len, own))
             share = left * sum(map(_size, own)) // total
             each = width * own[0].dtype.itemsize + _OF_PLACE
-            capacity = min((share - 4 * rows - 4 * _NOTES) // each, rows)
+            capacity = min((share - 4 * rows - 4 * notes_of(self._device)) // each, rows)
             if capacity < min(_LEAST_ROWS, rows) or rows > MOST_ROWS:
-                least = memory - left + (4 * rows + 4 * _NOTES + _LEAST_ROWS * each) * total / sum(map(_size, own))
+                least = (
+                    memory
+                    - left
+                    + (4 * rows + 4 * notes_of(self._device) + _LEAST_ROWS * each) * total / sum(map(_size, own))
+                )
                 enough = min(least, sum(map(_size, arrays)))
                 raise EngineError(
                     f"{memory / 1e9:.3g} GB are too little for the tables: the numbers of their rows alone take "

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 def few_notes() -> Iterator[None]:
     """A CPU takes long for as many as a GPU has."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_tables, "_NOTES", 1 << 11)
+        patch.setattr(host_tables, "_NOTES_OF_CPU", 1 << 11)
         yield
 
 
@@ -162,6 +162,9 @@ def test_caches_come_and_go_beside_steps() -> None:
 
 
 def test_each_lookup_notes_in_a_place_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_tables, "_NOTES", 100)
+    monkeypatch.setattr(host_tables, "_NOTES_OF_CPU", 100)
     _, _, cache = tables_of(np.ones((50, 2), np.float32), capacity=8)
-    assert [cache.region(count) for count in (40, 60, 30, 101, 80)] == [0, 40, 0, None, 0]
+    places = [(0, 40), (40, 60), (0, 30), (0, 100), (0, 80)]
+    assert [cache.region(count, 1) for count in (40, 60, 30, 101, 80)] == places
+    # Of several lookups of a step each has its share, however many rows another one reads.
+    assert [cache.region(count, 3) for count in (7, 1000, 5)] == [(80, 7), (0, 33), (33, 5)]

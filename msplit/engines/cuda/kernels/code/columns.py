@@ -23,8 +23,8 @@ import triton.language as tl
 def _in_cache(entry, index, place, read, address, pitch, BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Addresses of rows: those in a cache where they are there. It tells the cache which rows were read, and which it does not have.
 
-    `entry` is five numbers: addresses of the places of the table's rows, of the cache's rows and of their ages; the number that the table's
-    first row has for the cache; and the address of the notes. They are 0 for tables that have no cache.
+    `entry` is six numbers: addresses of the places of the table's rows, of the cache's rows and of their ages; the number that the table's
+    first row has for the cache; the address of the notes, and how many rows are noted. They are 0 for tables that have no cache.
     """
     places = tl.load(entry)
     kept = read & (places != 0)
@@ -33,7 +33,7 @@ def _in_cache(entry, index, place, read, address, pitch, BYTES: tl.constexpr):  
     tl.store((tl.load(entry + 2) + slot).to(tl.pointer_type(tl.int8)), tl.full(slot.shape, 2, tl.int8), mask=hit)
     notes = tl.load(entry + 4)
     noted = tl.where(hit, -1, tl.load(entry + 3) + index).to(tl.int32)
-    tl.store((notes + place * 4).to(tl.pointer_type(tl.int32)), noted, mask=kept & (notes != 0))
+    tl.store((notes + place * 4).to(tl.pointer_type(tl.int32)), noted, mask=kept & (place < tl.load(entry + 5)))
     return tl.where(hit, tl.load(entry + 1) + slot * pitch * BYTES, address)
 
 

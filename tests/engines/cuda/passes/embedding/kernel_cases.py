@@ -150,7 +150,7 @@ def main() -> None:
     interpreted, hits = device.type == "cpu", 0
     if interpreted:
         host_tables.can_launch = lambda _: True
-    host_tables._EVERY, host_tables._NOTES = 1, 1 << 12
+    host_tables._EVERY, host_tables._NOTES, host_tables._NOTES_OF_CPU = 1, 1 << 12, 1 << 12
     for _ in range(tries):
         dtype = str(chance.choice(["float32", "float64", "float16", "bfloat16"]))
         # Fewer programs, of larger tiles, and fewer rows where each takes an interpreter milliseconds.
