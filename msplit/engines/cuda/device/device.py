@@ -233,7 +233,7 @@ class Device:
 
     def free_bytes(self) -> int | None:
         """Memory that nobody has; None where there is no GPU. What PyTorch keeps unused counts as taken."""
-        return int(torch.cuda.mem_get_info(self.place)[0]) if self.is_gpu else None
+        return int(torch.cuda.mem_get_info(self.place)[0]) if self.place.type == "cuda" else None
 
     def entered(self) -> contextlib.AbstractContextManager[Any]:
         """A block in which they do: Triton's kernels start on the current GPU, wherever their tensors lie, and default streams are its."""

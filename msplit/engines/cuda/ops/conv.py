@@ -159,6 +159,10 @@ def convolve(
     if (side is not None and any(frame.before != frame.after for frame in frames)) or padding is None:
         data, padding, skips = _pad(data, frames)
 
+    if data.shape[1] == 1 and not data.is_cuda:
+        # PyTorch 2.13 gives wrong numbers on a CPU where one channel has the strides of channels that come last, the filter has 4 rows or
+        # more, and a row of results is one. Of one channel both layouts are the same memory.
+        data, weight = (one.contiguous().view(-1).view(one.shape) for one in (data, weight))
     if activation == "Relu" and _has_fused_kernel(data, bias, groups):
         if side is None:
             result = torch.cudnn_convolution_relu(data, weight, bias, strides, padding, dilations, groups)

@@ -18,7 +18,7 @@ from msplit.engines.cuda.passes.pattern import Dominators
 from msplit.engines.cuda.passes.tracing import trace
 from msplit.engines.cuda.runtime.executables import executable_of, plan_for, prove
 from msplit.engines.cuda.runtime.stream_program import arrange
-from msplit.engines.cuda.stored.program import Weights, pack, unpack
+from msplit.engines.cuda.stored.program import StoredTables, Weights, pack, unpack
 from msplit.errors import EngineError
 from msplit.verify.compare import compare
 from tests.campaign import examples
@@ -315,6 +315,12 @@ def test_it_is_stored_and_runs_again():
     compiled = CudaEngine().compile(asked)
     plan, weights = compiled.plan(asked), Weights()
     data = pack(compiled, plan, weights)
-    restored = unpack(data, torch.from_numpy(weights.memory()), feeds, fits=True)
+    restored = unpack(
+        data,
+        torch.from_numpy(weights.memory()),
+        StoredTables(np.zeros(0, np.uint8), torch.device("cpu")),
+        feeds,
+        fits=True,
+    )
     found = executable_of(restored.compiled, restored.plan, asked.options, ieee=True).step(feeds)
     assert compare(found, run(flat, feeds)).passed

@@ -21,7 +21,7 @@ from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.engines.cuda.passes.precision import round_results
 from msplit.engines.cuda.passes.precision.round_results import can_round, expect_rounded, read_by_products
 from msplit.engines.cuda.runtime.executables import RoundedProducts
-from msplit.engines.cuda.stored.program import Weights, pack, unpack
+from msplit.engines.cuda.stored.program import StoredTables, Weights, pack, unpack
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, built_sample, flat_of, job, run
 from tests.engines.cuda.passes.convolution.test_merge_convolutions import block, data
@@ -276,7 +276,13 @@ def test_on_another_gpu_who_rounds_is_decided_anew(on_a_gpu, monkeypatch):
     assert rounding == ["_FusedMatMul", "_FusedPointwise"]
     monkeypatch.setattr(round_results, "rounds", lambda op: False)
     for fits, wanted in ((True, rounding), (False, ["_FusedPointwise"])):
-        restored = unpack(data, torch.from_numpy(weights.memory()), feeds, fits=fits).compiled.program
+        restored = unpack(
+            data,
+            torch.from_numpy(weights.memory()),
+            StoredTables(np.zeros(0, np.uint8), torch.device("cpu")),
+            feeds,
+            fits=fits,
+        ).compiled.program
         assert [step.op.op for step in restored.steps if step.op.attrs.get(ROUNDS)] == wanted
         reads = [bool(step.op.attrs.get(ROUNDED)) for step in restored.steps if step.op.op == "_FusedMatMul"]
         assert reads == [False, fits, True]
