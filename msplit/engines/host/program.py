@@ -128,7 +128,7 @@ class HostProgram:
                 self._values[handle] = LookupTable(self._values[keys], self._values[values])
             except NotOurs:
                 self.missing.setdefault("LookupTableFindV2", []).append(node.name)
-        elif node.op in (TABLE, VECTORS, "Placeholder"):
+        elif "key_dtype" in node.attr or node.op == "Placeholder":  # a table of either kind, or an input
             self._new(f"{node.name}:0")
         else:
             known = tuple(found if isinstance(found := self._values[place], np.ndarray) else None for place in inputs)

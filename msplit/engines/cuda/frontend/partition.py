@@ -458,7 +458,7 @@ def missing_by_op(flat: FlatGraph, partition: Partition) -> dict[str, list[str]]
     return result
 
 
-_BY_KEY = ("KvResource", "KvVar", "TFRA>")
+_BY_KEY = re.compile("KvResource|KvVar|TFRA>")
 _ROWS_BY_KEY = (
     "DeepRec's embedding variables and the tables of TensorFlow Recommenders Addons find rows by keys, and msplit by number: "
     "export the table as a variable whose rows are numbered, and turn keys into numbers in front of the model (tf.lookup does)"
@@ -483,8 +483,7 @@ def refuse(flat: FlatGraph, partition: Partition) -> None:
     if partition.missing:
         missing = missing_by_op(flat, partition)
         lines += ["it has no lowering for:", *_lines(missing)]
-        if any(op.startswith(_BY_KEY) for op in missing):
-            lines += [_ROWS_BY_KEY]
+        lines += [_ROWS_BY_KEY] if any(map(_BY_KEY.match, missing)) else []
     if partition.unplaceable:
         lines += [
             "these run on the host only, depend on what the device computes, and have work for it depend on them,",

@@ -110,6 +110,11 @@ class Columns:
     outputs: tuple[tuple[int, ...], ...]
     dtype: str
 
+    @property
+    def lookups(self) -> int:
+        """How many terms look rows up."""
+        return sum(term.table >= 0 for segment in self.segments for term in segment.terms)
+
 
 Place = tuple[int, int]
 """Place of an input: 0 for the shared block or 1 for the extra one, and the distance from its start in bytes."""
@@ -219,8 +224,7 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
         outputs: Views of one block.
         places: Of every source.
     """
-    looked_up = {id(term) for segment in spec.segments for term in segment.terms if term.table >= 0}
-    maker = _Maker(inputs, outputs, places, torch_dtype(spec.dtype).itemsize, len(looked_up))
+    maker = _Maker(inputs, outputs, places, torch_dtype(spec.dtype).itemsize, spec.lookups)
     plain = [piece for segment in spec.segments if is_plain(segment) for piece in _pieces(segment, WIDEST_PLAIN)]
     summed = [piece for segment in spec.segments if not is_plain(segment) for piece in _pieces(segment, WIDEST)]
     work: list[np.ndarray] = []

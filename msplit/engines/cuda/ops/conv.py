@@ -159,10 +159,7 @@ def convolve(
     if (side is not None and any(frame.before != frame.after for frame in frames)) or padding is None:
         data, padding, skips = _pad(data, frames)
 
-    if data.shape[1] == 1 and not data.is_cuda:
-        # PyTorch 2.13 gives wrong numbers on a CPU where one channel has the strides of channels that come last, the filter has 4 rows or
-        # more, and a row of results is one. Of one channel both layouts are the same memory.
-        data, weight = (one.contiguous().view(-1).view(one.shape) for one in (data, weight))
+    data, weight = _of_one_channel(data, weight)
     if activation == "Relu" and _has_fused_kernel(data, bias, groups):
         if side is None:
             result = torch.cudnn_convolution_relu(data, weight, bias, strides, padding, dilations, groups)
@@ -184,6 +181,17 @@ def convolve(
         if result.shape[axis] != frame.outputs:
             result = result.narrow(axis, skip, frame.outputs)
     return from_channels_first(node, to_tf32(result) if rounds else result)
+
+
+def _of_one_channel(data: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Data of one channel and its filter without the strides of channels that come last, on a CPU.
+
+    PyTorch 2.13 gives wrong numbers there where the filter has 4 rows or more and a row of results is one; its issue 82060 was another
+    such case. Of one channel both layouts are the same memory.
+    """
+    if data.shape[1] > 1 or data.is_cuda:
+        return data, weight
+    return data.contiguous().view(-1).view(data.shape), weight.contiguous().view(-1).view(weight.shape)
 
 
 def _own_kernel(
