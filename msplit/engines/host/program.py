@@ -24,8 +24,10 @@ from msplit.formats.tensors import numpy_dtype
 from msplit.formats.wire import parse_binary
 from msplit.opset import schema
 
-TABLE, VECTORS = "HashTableV2", "MutableHashTableOfTensorsV2"
-"""A lookup table, and one whose values are vectors."""
+TABLE = "HashTableV2"
+"""A lookup table."""
+VECTORS = "MutableHashTableOfTensorsV2"
+"""One whose values are vectors."""
 IMPORT = "LookupTableImportV2"
 """What fills one with two constants."""
 
