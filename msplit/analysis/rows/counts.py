@@ -17,6 +17,8 @@ from msplit.analysis.rows.node import (
     ANY,
     ENTRIES,
     FIXED,
+    PADDED,
+    PLACE,
     VARYING,
     Decide,
     LinearSizes,
@@ -71,6 +73,8 @@ def of_shape(view: View, slot: int) -> RowState:
         return sizes_state(np.array([state.what == "splits"], np.int64), np.array([1]))
     if not isinstance(state, PerRow):
         raise Mixes("asks for a shape that can not be followed")
+    if state.tells == PADDED:
+        raise Mixes(PLACE)
     if shape is None:
         raise Mixes("asks for the shape of what has an unknown number of axes")
     base = np.array([number(size) for size in shape], np.int64)
@@ -83,7 +87,7 @@ def of_shape(view: View, slot: int) -> RowState:
     return sizes_state(base, slope)
 
 
-@rule("Shape", "ShapeN", sizes=ANY)
+@rule("Shape", "ShapeN", sizes=ANY, places=True, each=True)
 def shape(view: View) -> list[RowState]:
     """The shape of each input."""
     return [of_shape(view, slot) for slot in range(len(view.states))]

@@ -77,6 +77,7 @@ def per_element(view: View) -> RowState:
         and isinstance(first, RowLimits)
         and (first.what, last) == ("starts", replace(first, what="ends"))
     ):
+        view.counted[f"{view.key}:0"] = first.choice
         return PerRow(0)
     return broadcast(view.states, view.inputs)
 

@@ -193,8 +193,8 @@ def gather(view: View) -> RowState:
         not_before(held, batch)
         return replace(held, axis=held.axis + (held.axis > axis) * (len(indices) - batch - 1))
     rows = view.rows(1)
-    if rows == PerRow(0, tells=NUMBERS) and len(indices) == 1 and held == PerRow(0) and axis == 0:
-        return held
+    if rows.tells == NUMBERS and held == PerRow(0) and axis == batch == 0:
+        return _bare(rows)
     # Rows picked by positions that were found in them: a choice of rows, with the origin kept.
     bare = _bare(held)
     if (
