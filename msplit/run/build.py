@@ -168,7 +168,7 @@ def make(
     builds, references, buckets = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Bucket]()
     packed: dict[str, Packed] = {}
     jobs: dict[str, Job] = {}
-    precision = Precision(request.precision).on(gpu=builds.made_for.get("device") != "cpu")
+    precision = Precision(request.precision).on(gpu=request.device != "cpu")
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
     with timing() as phases:
         for number, batch in enumerate(wanted, 1):

@@ -117,6 +117,8 @@ def test_what_tensorflow_refuses_is_refused(opened: Any) -> None:
             model.step({"examples": strings(b"no example")})
         with pytest.raises(msplit.EngineError, match="input examples is string, not float64"):
             model.step({"examples": np.zeros(1)})
+        with pytest.raises(msplit.EngineError, match="input examples is given a list, not an array"):
+            model.step({"examples": [b""]})
         with pytest.raises(msplit.EngineError, match="holds a NoneType"):
             model.step({"examples": np.array([None], object)})
         assert model.step(one).keys() == {"score"}
