@@ -15,7 +15,6 @@ from msplit.analysis.isomorphic import Isomorphic, NearlyIsomorphic
 from msplit.analysis.shared import SharedWork
 from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
-from msplit.flatten.flat import FlatGraph
 from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint
 from msplit.inputs.make import composite_inputs, input_specs
@@ -302,9 +301,9 @@ _IDS = (
 )
 
 
-def loose_inputs(flat: FlatGraph) -> Collection[str]:
+def loose_inputs(found: Analysis) -> Collection[str]:
     """Inputs that are parts of sparse and ragged tensors."""
-    return composite_inputs(flat, input_specs(flat, 1, {})[0], 1)
+    return composite_inputs(found.flat, input_specs(found.flat, 1, {})[0], 1)
 
 
 _LOOSE = (

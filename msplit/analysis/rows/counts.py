@@ -8,10 +8,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit.analysis.rows.node import (
     ANY,
@@ -315,14 +313,12 @@ def _of_arguments(view: View) -> RowState:
     first, second = _filled(view, 0), _filled(view, 1)
     size = max(first.base.size, second.base.size)
     columns = (
-        _front(part, size, fill) for taken in (first, second) for part, fill in ((taken.base, 1), (taken.slope, 0))
+        np.pad(part.ravel(), (size - part.size, 0), constant_values=fill).tolist()
+        for taken in (first, second)
+        for part, fill in ((taken.base, 1), (taken.slope, 0))
     )
     found = [_broadcast((a, b), (c, d)) for a, b, c, d in zip(*columns, strict=True)]
     return _state(found, (size,))
-
-
-def _front(part: NDArray[Any], size: int, fill: int) -> list[int]:
-    return [fill] * (size - part.size) + part.ravel().tolist()
 
 
 ARITHMETIC.update(

@@ -483,6 +483,18 @@ def ngrams(view: View) -> list[RowState]:
     return [PerRow(0, 1, None, group=view.key), RowLimits(view.key)]
 
 
+@rule("RaggedRange")
+def ragged_range(view: View) -> list[RowState]:
+    """Places of entries, from one place of each row to another one."""
+    first, last = view.states[:2]
+    if not isinstance(first, RowLimits) or not isinstance(last, RowLimits) or first.choice != last.choice:
+        raise Mixes("lists places of other rows")
+    if not {first.what, last.what} <= {"starts", "ends", "within"} or view.whole(2)[0] < 1:
+        raise Mixes("lists places beyond a row")
+    entries = PerRow(0, 1, None, group=first.choice)
+    return [RowLimits(view.key), PerRow(0, 1, None, POSITIONS, group=view.key, origin=entries)]
+
+
 @rule("RaggedTensorToSparse")
 def ragged_to_sparse(view: View) -> list[RowState]:
     """The values of each row."""

@@ -58,7 +58,6 @@ _HANDS_ON = ops_with("hands on a handle") | ops_with("forwards") | ops_with("fil
 _CONDITIONAL = MERGE | SWITCH
 _ROUNDS = ENTER | EXIT | NEXT
 _LIMITS = ops_with("limit") & ops_with("binary")
-_WHOLE = ("int32", "int64")
 _PASSING = frozenset(op for op, known in RULES.items() if known.decide is passing)
 
 
@@ -245,10 +244,10 @@ class RowPass:
         """The tensor that has the same elements, behind ops that hand them on or make other integers of them."""
         ops, attrs = self.graph.ops, self.graph.attrs
         while tensor not in self.given:
-            node, op = tensor[0], ops[tensor[0]]
-            if op not in _PASSING and op not in more and (op != "Cast" or attrs[node].get("DstT") not in _WHOLE):
+            op, to = ops[tensor[0]], attrs[tensor[0]].get("DstT")
+            if op not in _PASSING and op not in more and (op != "Cast" or to not in ("int32", "int64")):
                 break
-            tensor = self.graph.inputs(node)[0]
+            tensor = self.graph.inputs(tensor[0])[0]
         return tensor
 
     def _operands(self, tensor: Tensor, *chain: str) -> list[Tensor]:

@@ -517,6 +517,33 @@ def ragged(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
         yield tf.reduce_sum(rows, axis=0), "RaggedRange"
         yield tf.reduce_sum(rows), "Sum"
     yield tf.reduce_sum(tf.RaggedTensor.from_sparse(ids), axis=1), 1
+    yield tf.reduce_mean(embedded(tf.strings.ngrams(split, 2)), axis=1), 1
+    yield tf.reduce_sum(tf.gather(table, tf.strings.unicode_decode(text, "UTF-8") % 8), axis=1), 1
+    yield tf.reduce_sum(tf.strings.unicode_decode_with_offsets(text, "UTF-8")[1], axis=1), 1
+    # The first of each row, all but those, the last, every other one.
+    for part in (slice(None, 2), slice(1, None), slice(1, 2), slice(-2, None), slice(None, -1), slice(None, None, 2)):
+        yield tf.reduce_sum(embedded(words[:, part]), axis=1), 1
+        yield tf.reduce_mean(embedded(split)[:, part], axis=1), 1
+    yield hashed(split)[:, :2].to_tensor(shape=[None, 3]), 1
+    yield tf.reduce_sum(embedded(split)[:, ::-1], axis=1), "Sub"
+    yield tf.reduce_sum(embedded(split)[:2], axis=1), "cuts where rows begin"
+    yield tf.reduce_sum(embedded(split)[::-1], axis=1), "StridedSlice"
+    yield tf.reduce_sum(embedded(split)[:, i.id[0] :], axis=1), "takes single rows out"
+    other_limits = tf.cast(words.row_limits(), tf.int64)
+    for starts, limits in (
+        (split.row_starts(), split.row_limits() + 1),
+        (split.row_starts() - 1, split.row_limits()),
+        (split.row_starts(), tf.minimum(split.row_starts() + 2, other_limits)),
+        (split.row_starts(), tf.maximum(split.row_starts() + 2, split.row_limits())),
+        (split.row_starts() + 1, split.row_limits()),
+        (split.row_starts(), split.row_starts() + 2),
+        (split.row_starts(), other_limits),
+        (tf.cast(i.id, tf.int64), split.row_limits()),
+        (tf.constant(0, tf.int64), split.row_limits()),
+        (split.row_limits()[:-1], split.row_limits()[1:]),
+    ):
+        taken = tf.gather(embedded(split).values, tf.ragged.range(starts, limits))
+        yield tf.reduce_sum(taken, axis=1), ""
     # What is made of each row goes back to each of its entries.
     numbers = split.value_rowids()
     yield tf.math.unsorted_segment_mean(tf.gather(table, hashed(split).values), numbers, size), 1
