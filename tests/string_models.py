@@ -73,7 +73,8 @@ def pooled(path: Path) -> dict[str, NDArray[Any]]:
     """Words of each text as a ragged tensor: the mean and the largest of their vectors, and weights among the words of a text."""
     import tensorflow as tf
 
-    table = tf.constant(np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32))
+    rng = np.random.default_rng(0)
+    table, last = (tf.constant(rng.standard_normal(size).astype(np.float32)) for size in ((30, 4), (12, 2)))
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
     def scores(text: Any) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def pooled(path: Path) -> dict[str, NDArray[Any]]:
         mean = tf.math.divide_no_nan(
             tf.reduce_sum(rows, axis=1), tf.cast(rows.row_lengths(), tf.float32)[:, tf.newaxis]
         )
-        return {"scores": tf.concat([mean, largest, weighted], 1)}
+        return {"scores": tf.concat([mean, largest, weighted], 1) @ last}
 
     module = tf.Module()
     module.scores = scores
