@@ -1,4 +1,4 @@
-"""Models that are fed strings: Keras' two-tower, wide-and-deep and text, an Estimator's export, and one of TF Ranking's kind."""
+"""Models that are fed strings: Keras' two-tower, wide-and-deep and text, ragged words, an Estimator's export, and one like TF Ranking's."""
 
 from __future__ import annotations
 
@@ -67,6 +67,33 @@ def vectorized(path: Path) -> dict[str, NDArray[Any]]:
     keras.Model(text, scores).export(str(path), verbose=False)
     some = [b"The cat, the DOG!", b"", b"\xff cat", b"dog " * 8, b" \t!", b"a-b c_d", "Dög cat".encode(), b"the"]
     return {"text": strings(*some)}
+
+
+def pooled(path: Path) -> dict[str, NDArray[Any]]:
+    """Words of each text as a ragged tensor: the mean and the largest of their vectors, and weights among the words of a text."""
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    table, last = (tf.constant(rng.standard_normal(size).astype(np.float32)) for size in ((30, 4), (12, 2)))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    def scores(text: Any) -> dict[str, Any]:
+        words = tf.strings.split(text)
+        ids = tf.ragged.map_flat_values(lambda word: tf.strings.to_hash_bucket_fast(word, 30), words)
+        rows = tf.ragged.map_flat_values(lambda some: tf.gather(table, some), ids)
+        exact = tf.math.exp(tf.reduce_sum(rows, axis=2))
+        shares = exact.values / tf.gather(tf.reduce_sum(exact, axis=1), exact.value_rowids())
+        weighted = tf.reduce_sum(rows.with_values(rows.values * shares[:, tf.newaxis]), axis=1)
+        largest = tf.where(rows.row_lengths()[:, tf.newaxis] > 0, tf.reduce_max(rows, axis=1), 0.0)
+        mean = tf.math.divide_no_nan(
+            tf.reduce_sum(rows, axis=1), tf.cast(rows.row_lengths(), tf.float32)[:, tf.newaxis]
+        )
+        return {"scores": tf.concat([mean, largest, weighted], 1) @ last}
+
+    module = tf.Module()
+    module.scores = scores
+    tf.saved_model.save(module, str(path), signatures=scores)
+    return {"text": strings(b"the cat", b"", b"\xff cat dog", b"dog " * 8, b" ", b"a b c d e f g h i", b"cat", b"")}
 
 
 def example(**features: list[Any]) -> bytes:
@@ -170,4 +197,4 @@ def ranking(path: Path) -> dict[str, NDArray[Any]]:
     return {"examples": strings(*rows)}
 
 
-MODELS = {made.__name__: made for made in (two_tower, wide_deep, vectorized, estimator, ranking)}
+MODELS = {made.__name__: made for made in (two_tower, wide_deep, vectorized, pooled, estimator, ranking)}

@@ -83,6 +83,7 @@ def command(
     once = shared_work(found.flat, found.costs, shared) if shared or (work.batch or 1) > 1 else None
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
     following: list[Sequence[str]] = []
+    loose = analysis.loose_inputs(found)
     if choice.function is None:
         gpu = (work.gpu,) if options.was_given("gpu") else None
         profile = None if work.profile_path is None else (work.profile_path,)
@@ -96,10 +97,10 @@ def command(
         # in the folder where the user is, beside nothing that is there
         name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
         if judged.kind != "nothing":
-            launched = "capture=no" if coverage is not None and coverage.uncaptured else None
+            launched = "capture=no" if (loose if coverage is None else coverage.uncaptured) else None
             runs = {**given, "--costs": options.pairs(profile=profile), "--cuda": launched}  # what runs it is its GPU
             following.append(options.command_line("bench", model, runs))
-            shares = not any(map(written, flat.graph.ops)) and (coverage is None or not coverage.reasons)
+            shares = not loose and not any(map(written, flat.graph.ops)) and (coverage is None or not coverage.reasons)
             if shares and coverage is not None and (coverage.kept_out or launched):  # no build holds that
                 if not (choice.inputs or choice.outputs):
                     kept = {"--part": given["--part"], "--shape": work.shapes, "--cuda": launched}
@@ -117,7 +118,7 @@ def command(
     options.show(
         style,
         "analyze",
-        analysis.document(found, chosen, coverage, following, split, once),
+        analysis.document(found, chosen, coverage, following, split, once, loose),
         lambda: analysis.payload(found, chosen, coverage, following, split, once),
     )
 

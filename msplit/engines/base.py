@@ -226,10 +226,7 @@ def refuse(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
             found = type_name(value)
             like = found == dtype
         else:
-            if isinstance(value, _MASKED):
-                raise EngineError(f"input {name} has masked values", fix="fill them: array.filled(0), or what you mean")
-            said = f"input {name} is given a {type(value).__name__}, not an array"
-            raise EngineError(said, fix="give a NumPy array, or a tensor that speaks DLPack")
+            raise not_an_array(name, value)
         if tuple(value.shape) != tuple(shape) or not like:
             fix = "shapes are fixed when a model is prepared: prepare one per shape"
             if not like:
@@ -240,6 +237,14 @@ def refuse(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
                 what = f"with these values {name} is {found} {tuple(value.shape)}, and steps are prepared for {tuple(shape)}"
                 fix = f"pad it to one size in the model, or feed it: --part inputs={name}, in Python msplit.load(…, inputs=[{name!r}])"
             raise WrongShape(what, fix=fix)
+
+
+def not_an_array(name: str, value: object) -> EngineError:
+    """The error of an input that is neither an array nor a tensor."""
+    if isinstance(value, _MASKED):
+        return EngineError(f"input {name} has masked values", fix="fill them: array.filled(0), or what you mean")
+    said = f"input {name} is given a {type(value).__name__}, not an array"
+    return EngineError(said, fix="give a NumPy array, or a tensor that speaks DLPack")
 
 
 _TEXT = "OSU"

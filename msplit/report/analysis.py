@@ -5,7 +5,7 @@ Report of `analyze` on isomorphic branches, and on those that nearly are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
 from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint
+from msplit.inputs.make import composite_inputs, input_specs
 from msplit.report.document import (
     ENDPOINT,
     Document,
@@ -119,9 +120,11 @@ def document(
     commands: Sequence[Sequence[str]] = (),
     split: SplitJudgement | None = None,
     once: SharedWork | None = None,
+    loose: Collection[str] = (),
 ) -> Document:
     """Document of the views that the user asked for: `views` are of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and
-    ``all``; `split` is what several GPUs are worth, where that was asked for, and `once` what inputs have to themselves."""
+    ``all``; `split` is what several GPUs are worth, where that was asked for, and `once` what inputs have to themselves; `loose` is what
+    `loose_inputs` found."""
     everything, summary = "all" in views, "summary" in views
     most = {view: None if everything or view in views else _FEW for view in ("branches", "embeddings", "regions")}
     tables: list[Table] = []
@@ -143,7 +146,7 @@ def document(
         title=heading(found.flat.model.path, found.flat.model.format),
         facts=_facts(found) if everything or summary else (),
         tables=tables,
-        notes=[*_notes(found, coverage), *(one.words for one in (split, once) if one is not None)],
+        notes=[*_notes(found, coverage, loose), *(one.words for one in (split, once) if one is not None)],
         warnings=_warnings(found),
         following=commands,
     )
@@ -298,14 +301,28 @@ _IDS = (
 )
 
 
-def _notes(found: Analysis, coverage: Coverage | None) -> list[str]:
-    lines = [*filter(None, [found.engine_words]), found.judgement.words]
+def loose_inputs(found: Analysis) -> Collection[str]:
+    """Inputs that are parts of sparse and ragged tensors."""
+    return composite_inputs(found.flat, input_specs(found.flat, 1, {})[0], 1)
+
+
+_LOOSE = (
+    "are parts of sparse or ragged tensors: a build or a server takes as many entries of each as it was prepared with, and refuses "
+    "others. Make such tensors inside of the model, from text, tf.Example records or padded rows: then rows may have any number."
+)
+
+
+def _notes(found: Analysis, coverage: Coverage | None, loose: Collection[str]) -> list[str]:
+    launched = loose or (coverage is not None and coverage.uncaptured)
+    lines = [*filter(None, [] if launched else [found.engine_words]), found.judgement.words]
     if found.judgement.helps:
         lines.append(_IDS)
     if found.judgement.helps and found.suggestion.rule_set != "default":
         lines.append(f"Rule set for this kind of model: {found.suggestion.rule_set}. {found.suggestion.why}")
     if coverage is not None:
         lines.append(_coverage_note(coverage))
+    if loose:
+        lines.append(f"{some(sorted(loose), 5)} {_LOOSE}")
     if text := left_out_text(found.flat.model):
         lines.append(f"{text[:1].upper()}{text[1:]}.")
     return lines

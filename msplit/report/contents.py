@@ -137,7 +137,7 @@ def build_document(found: Build) -> Document:
         ("made for", ", ".join(f"{name} {value}" for name, value in manifest.made_for.items() if value)),
         ("precision", manifest.precision),
         ("size", f"{size(found.bytes)}, of which {size(found.weight_bytes)} are weights"),
-        ("rows", "independent: smaller batches are filled up" if manifest.rows else manifest.mixes or "not looked at"),
+        ("rows", "independent: any number is cut or padded" if manifest.rows else manifest.mixes or "not looked at"),
         ("outputs", ", ".join(manifest.outputs)),
     ]
 
@@ -156,7 +156,7 @@ def build_document(found: Build) -> Document:
         facts,
         [Table("Batches", columns, [*map(row, manifest.rungs)]), *([made] if made.rows else [])],
         manifest.notes,
-        following=[["msplit bench", str(found.path)]],
+        following=[["msplit bench", str(found.path)], ["msplit serve", str(found.path)]],
     )
 
 

@@ -94,6 +94,9 @@ class Buckets(Executable):
         return self._step(feeds, lambda bucket, filled: bucket.step_prefetching(filled, following, on_device=on_device))
 
     def _step(self, feeds: Feeds, step: Callable[[Executable, Feeds], dict[str, Any]]) -> dict[str, Any]:
+        with_rows = [name for name, count in (self._proof.counts or ({}, {}))[0].items() if count]
+        if not isinstance(feeds, Mapping) or not all(getattr(feeds.get(name), "shape", ()) for name in with_rows):
+            return step(self._largest, feeds)  # which says what is no input of the model, or none of these
         batch = self.batch(feeds)
         if batch in self._buckets:
             return step(self._buckets[batch], feeds)

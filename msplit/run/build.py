@@ -168,7 +168,7 @@ def make(
     builds, references, buckets = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Bucket]()
     packed: dict[str, Packed] = {}
     jobs: dict[str, Job] = {}
-    precision = Precision(request.precision).on(gpu=builds.made_for.get("device") != "cpu")
+    precision = Precision(request.precision).on(gpu=request.device != "cpu")
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
     with timing() as phases:
         for number, batch in enumerate(wanted, 1):
@@ -372,6 +372,10 @@ def values_of(loaded: LoadedBuild, source: Any, rows: Any) -> tuple[Renewal, lis
     buckets = [[(one.batch, one.inputs) for one in each.manifest.rungs] for each in (loaded, new)]
     if buckets[0] != buckets[1]:
         raise EngineError("the build has other batches", where=os.fspath(source), fix="build it with the same ones")
+    hosts = [[each.manifest.files.get(_host_file(one)) for one in manifest.rungs] for each in (loaded, new)]
+    if hosts[0] != hosts[1]:  # the files name tables and vocabularies by what is in them
+        what = "the part that the host runs has other values in the build, and keeps the old ones"
+        raise EngineError(what, where=os.fspath(source), fix="open that build, then close this one")
     options = EngineOptions(device=new.place, measure=manifest.measured)
     for bucket in manifest.rungs:
         one = new.restored[bucket.program]

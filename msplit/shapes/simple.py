@@ -93,6 +93,8 @@ shape_function("StatelessRandomGetKeyCounter")(lambda node: ((1,), (2,)))
 shape_function("StatelessRandomGetKeyCounterAlg")(lambda node: ((1,), (2,), ()))
 shape_function("RngReadAndSkip")(lambda node: ((3,),))
 shape_function("StringSplit", "StringSplitV2", "SparseCross")(lambda node: ((None, 2), (None,), (2,)))
+shape_function("StringNGrams", "UnicodeDecode")(lambda node: ((None,), (None,)))
+shape_function("UnicodeDecodeWithOffsets")(lambda node: ((None,),) * 3)
 shape_function("DecodeImage")(lambda node: (None,))
 shape_function("DecodeGif")(lambda node: ((None,) * 4,))
 shape_function("DecodeJpeg", "DecodePng", "DecodeBmp")(

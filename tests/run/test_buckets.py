@@ -171,6 +171,11 @@ def test_inputs_that_do_not_fit_are_refused(runner: Any) -> None:
         ({**right, "x": right["x"].astype(np.float64)}, "input x was prepared as"),
         ({**right, "scale": np.ones(9, np.float32)}, "input scale was prepared as"),
         ({"x": right["x"], "scale": right["scale"]}, "no value for input ids"),
+        ({"scale": right["scale"]}, "no value for input (x|ids)"),
+        ({**right, "x": right["x"].tolist()}, "input x is given a list, not an array"),
+        ({**right, "x": None, "ids": {"ids": 1}}, "input (x is given a NoneType|ids is given a dict), not an array"),
+        ({**right, "x": np.float32(1), "ids": np.int64(1)}, "input (x|ids) was prepared as"),
+        ([right["x"]], "inputs are given by name, not as a list"),
     ):
         with pytest.raises(EngineError, match=words):
             runner.step(wrong)

@@ -64,6 +64,12 @@ def copy(kept: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(kept, tmp_path / "mmoe"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_build_for_a_gpu_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="the cuda engine can not run here"):
+        msplit.build(sample_graph("mmoe_small.pb"), tmp_path / "build")
+
+
 @pytest.mark.parametrize("sample", ["mmoe_small.pb", "gru_while", "while_v1.pb", "keras_inception", "two_signatures"])
 def test_what_is_opened_is_what_was_prepared(sample: str, tmp_path: Path) -> None:
     built(sample, tmp_path / "build")

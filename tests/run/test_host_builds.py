@@ -105,6 +105,34 @@ def test_vocabularies_are_hashed_data_of_the_build(opened: Any) -> None:
         (folder / "build" / graph).write_bytes(data)
 
 
+def test_a_build_takes_no_values_where_the_hosts_part_has_others(tmp_path: Path) -> None:
+    """The host looks words up in a table of its own: half of the new values with half of the old ones would be neither model."""
+    import tensorflow as tf
+
+    for version, (table, weight) in enumerate(((1.0, 1.0), (1.0, 2.0), (3.0, 2.0))):
+        module = tf.Module()
+        module.table, module.weight = tf.Variable(tf.fill([8, 2], table)), tf.Variable(tf.fill([2, 1], weight))
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
+        def score(text: Any, module: Any = module) -> dict[str, Any]:
+            ids = tf.ragged.map_flat_values(
+                lambda word: tf.strings.to_hash_bucket_fast(word, 8), tf.strings.split(text)
+            )
+            rows = tf.ragged.map_flat_values(lambda some: tf.gather(module.table, some), ids)
+            return {"score": tf.reduce_sum(rows, axis=1) @ module.weight}
+
+        tf.saved_model.save(module, str(tmp_path / f"model_{version}"), signatures=score)
+        msplit.build(str(tmp_path / f"model_{version}"), tmp_path / f"build_{version}", batches=[1, 4], **QUICK)
+    with msplit.open(tmp_path / "build_0") as model:
+        for given, expected in (({}, 4.0), ({"source": tmp_path / "build_1"}, 8.0)):
+            if given:
+                model.update(**given)
+            assert model.step({"text": strings(b"a b")})["score"].tolist() == [[expected]]
+        with pytest.raises(msplit.EngineError, match="the part that the host runs has other values"):
+            model.update(tmp_path / "build_2")
+        assert model.step({"text": strings(b"a b")})["score"].tolist() == [[8.0]]
+
+
 def test_what_tensorflow_refuses_is_refused(opened: Any) -> None:
     folder, feeds = opened["estimator"]
     with msplit.open(folder / "build", verify=False) as model:
@@ -117,6 +145,8 @@ def test_what_tensorflow_refuses_is_refused(opened: Any) -> None:
             model.step({"examples": strings(b"no example")})
         with pytest.raises(msplit.EngineError, match="input examples is string, not float64"):
             model.step({"examples": np.zeros(1)})
+        with pytest.raises(msplit.EngineError, match="input examples is given a list, not an array"):
+            model.step({"examples": [b""]})
         with pytest.raises(msplit.EngineError, match="holds a NoneType"):
             model.step({"examples": np.array([None], object)})
         assert model.step(one).keys() == {"score"}

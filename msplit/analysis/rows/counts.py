@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit.analysis.rows.node import (
     ANY,
     ENTRIES,
     FIXED,
+    PADDED,
+    PLACE,
     VARYING,
     Decide,
     LinearSizes,
@@ -71,6 +71,8 @@ def of_shape(view: View, slot: int) -> RowState:
         return sizes_state(np.array([state.what == "splits"], np.int64), np.array([1]))
     if not isinstance(state, PerRow):
         raise Mixes("asks for a shape that can not be followed")
+    if state.tells == PADDED:
+        raise Mixes(PLACE)
     if shape is None:
         raise Mixes("asks for the shape of what has an unknown number of axes")
     base = np.array([number(size) for size in shape], np.int64)
@@ -83,7 +85,7 @@ def of_shape(view: View, slot: int) -> RowState:
     return sizes_state(base, slope)
 
 
-@rule("Shape", "ShapeN", sizes=ANY)
+@rule("Shape", "ShapeN", sizes=ANY, places=True, each=True)
 def shape(view: View) -> list[RowState]:
     """The shape of each input."""
     return [of_shape(view, slot) for slot in range(len(view.states))]
@@ -311,14 +313,12 @@ def _of_arguments(view: View) -> RowState:
     first, second = _filled(view, 0), _filled(view, 1)
     size = max(first.base.size, second.base.size)
     columns = (
-        _front(part, size, fill) for taken in (first, second) for part, fill in ((taken.base, 1), (taken.slope, 0))
+        np.pad(part.ravel(), (size - part.size, 0), constant_values=fill).tolist()
+        for taken in (first, second)
+        for part, fill in ((taken.base, 1), (taken.slope, 0))
     )
     found = [_broadcast((a, b), (c, d)) for a, b, c, d in zip(*columns, strict=True)]
     return _state(found, (size,))
-
-
-def _front(part: NDArray[Any], size: int, fill: int) -> list[int]:
-    return [fill] * (size - part.size) + part.ravel().tolist()
 
 
 ARITHMETIC.update(

@@ -68,17 +68,29 @@ def broadcast(states: Sequence[RowState], shapes: Sequence[Shape]) -> PerRow:
     return replace(result, axis=result.axis + top)
 
 
+_MOVED = dict.fromkeys(("Minimum behind ends", "Maximum before starts"), "within")
+_MOVED |= {"AddV2 starts on": "behind", "AddV2 ends back": "before"}
+"""What becomes of places of rows, by the op and what it takes."""
+
+
 @rules(PER_ELEMENT | {"SelectV2"})
 def per_element(view: View) -> RowState:
-    """All inputs are broadcast. Of ragged rows, ends less starts are lengths."""
-    first, last = view.states[-1], view.states[0]
-    if (
-        view.op == "Sub"
-        and isinstance(first, RowLimits)
-        and (first.what, last) == ("starts", replace(first, what="ends"))
-    ):
+    """All inputs are broadcast. Of ragged rows, ends less starts are lengths; starts that are moved on, or ends that are moved back, may be
+    limited by each other."""
+    first, last = view.states[0], view.states[-1]
+    if not isinstance(first, RowLimits):
+        return broadcast(view.states, view.inputs)
+    what = f"{view.op} {first.what}"
+    if isinstance(last, RowLimits) and last.choice == first.choice:
+        what = f"{what} {last.what}"
+    elif view.op == "AddV2" and view.shape(1) == ():
+        what += " on" if view.whole(1)[0] >= 0 else " back"
+    if what == "Sub ends starts":
+        view.counted[f"{view.key}:0"] = first.choice
         return PerRow(0)
-    return broadcast(view.states, view.inputs)
+    if what not in _MOVED:
+        raise Mixes(refused_input(first, 0))
+    return replace(first, what=_MOVED[what])
 
 
 @rule("Select")

@@ -189,7 +189,8 @@ class RowLimits(RowState):
 
     Attributes:
         choice: The entries' `PerRow.group`.
-        what: "splits": 0, and where each row ends; or "ends", or "starts": one for each row.
+        what: "splits": 0, and where each row ends; or one for each row: "ends", "starts", "within" what both of them are, "behind" a start
+            or "before" an end, how far is the same for all.
     """
 
     choice: str

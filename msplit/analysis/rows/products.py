@@ -193,8 +193,8 @@ def gather(view: View) -> RowState:
         not_before(held, batch)
         return replace(held, axis=held.axis + (held.axis > axis) * (len(indices) - batch - 1))
     rows = view.rows(1)
-    if rows == PerRow(0, tells=NUMBERS) and len(indices) == 1 and held == PerRow(0) and axis == 0:
-        return held
+    if rows.tells == NUMBERS and held == PerRow(0) and axis == batch == 0:
+        return _bare(rows)
     # Rows picked by positions that were found in them: a choice of rows, with the origin kept.
     bare = _bare(held)
     if (
@@ -481,6 +481,18 @@ def ngrams(view: View) -> list[RowState]:
     if view.attr("pad_width", 0):
         raise Mixes("pads empty rows, but not where all are")
     return [PerRow(0, 1, None, group=view.key), RowLimits(view.key)]
+
+
+@rule("RaggedRange")
+def ragged_range(view: View) -> list[RowState]:
+    """Places of entries, from one place of each row to another one."""
+    first, last = view.states[:2]
+    if not isinstance(first, RowLimits) or not isinstance(last, RowLimits) or first.choice != last.choice:
+        raise Mixes("lists places of other rows")
+    if not {first.what, last.what} <= {"starts", "ends", "within"} or view.whole(2)[0] < 1:
+        raise Mixes("lists places beyond a row")
+    entries = PerRow(0, 1, None, group=first.choice)
+    return [RowLimits(view.key), PerRow(0, 1, None, POSITIONS, group=view.key, origin=entries)]
 
 
 @rule("RaggedTensorToSparse")

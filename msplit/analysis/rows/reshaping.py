@@ -270,7 +270,9 @@ def cut(view: View) -> RowState:
     """All rows, of each a part."""
     state = view.rows(0)
     begin, size = _bounds(view, 1), _bounds(view, 2)
-    _fixed_but(state.axis, begin, size)
+    others = [item for bounds in (begin, size) for axis, item in enumerate(bounds) if axis != state.axis]
+    if any(item is not None and item[1] for item in others):
+        raise Mixes("cuts another axis at the number of rows")
     start, length = begin[state.axis], size[state.axis]
     if start is None or length is None:
         raise Mixes("cuts at places that are not known beforehand")
@@ -286,13 +288,6 @@ def _bounds(view: View, slot: int) -> list[Linear | None]:
         (count,) = view.ranked(slot)
         return [None] * (count or 0)
     return [None if UNKNOWN in item else item for item in linear(sizes)]
-
-
-def _fixed_but(axis: int, *bounds: Sequence[Linear | None]) -> None:
-    for numbers in bounds:
-        for place, item in enumerate(numbers):
-            if place != axis and item is not None and item[1] != 0:
-                raise Mixes("cuts another axis at the number of rows")
 
 
 def _cut_rows(state: PerRow, start: Linear | None, stop: Linear | None) -> PerRow:

@@ -17,6 +17,7 @@ from msplit.analysis.rows.elements import call, passing
 from msplit.analysis.rows.node import (
     FIXED,
     LARGEST,
+    NUMBERS,
     PLACE,
     RULES,
     VARYING,
@@ -183,11 +184,13 @@ class RowPass:
         op, outputs = self.graph.ops[node], self.result.outputs[node]
         taken = [self.state(*source) for source in sources]
         shapes = [self.result.shape(*source) for source in sources]
-        # Mixed rows stay mixed, but where an op limits them again.
-        for state in taken:
-            if isinstance(state, MixedRows) and op not in _LIMITS:
-                return [MixedRows(state.refusal)] * max(1, len(outputs))
         try:
+            if op == "GatherV2" and (rows := self._rows_of_entries(*sources[:2])) is not None:
+                return [rows]
+            # Mixed rows stay mixed, but where an op limits them again.
+            for state in taken:
+                if isinstance(state, MixedRows) and op not in _LIMITS:
+                    return [MixedRows(state.refusal)] * max(1, len(outputs))
             # Ops without a rule of their own first, then the rule of the op.
             if op in MERGE:
                 found: RowState | list[RowState] = self._merge(node, taken)
@@ -211,6 +214,55 @@ class RowPass:
         except CONTRADICTION:
             return [self._mixed(node, "can not be followed")] * max(1, len(outputs))
         return None if all(state is FIXED for state in states) else states
+
+    def _rows_of_entries(self, repeated: Tensor, kept: Tensor) -> RowState | None:
+        """The row of each entry of a ragged tensor, as TensorFlow computes it; None where that is not what is gathered.
+
+        `tf.repeat` repeats the number of each row as often as the longest row needs, and keeps as many as the row has entries. So the
+        longest of all rows is asked for, and changes nothing.
+        """
+        try:
+            spread, times = self._operands(repeated, "Reshape", "Tile")
+            once, longest = self._operands(times, "Pack")
+            places, ends = self._operands(kept, "Squeeze", "Where", "Reshape", "Less")
+            start, stop, step = self._operands(places, "Range")
+            _, measured = self._operands(longest, "Maximum")
+            lengths = [self._operands(ends, "ExpandDims")[0], self._operands(measured, "Max")[0]]
+        except ValueError:  # an op in between is another one
+            return None
+        first, second = (self._origin(tensor, "BroadcastTo") for tensor in lengths)
+        choice = self.setting.counted.get(f"{self.setting.prefix}{first[0]}:{first[1]}", "")
+        dropped = self.graph.attrs[self._origin(kept)[0]].get("squeeze_dims", ())
+        found: list[object] = [self.state(*spread), self.state(*ends), tuple(dropped) in ((1,), (-1,))]
+        found += [(self.result.shape(*tensor) or ())[1:] for tensor in (spread, ends)]
+        found += [self._value(tensor, self.state(*tensor)) for tensor in (once, start, step)]
+        found += [len(self.result.shape(*repeated) or ()), first == second, self._origin(stop) == self._origin(longest)]
+        expected = [PerRow(0, tells=NUMBERS), PerRow(0), True, (1,), (1,), 1, 0, 1, 1, True, True]
+        return PerRow(0, 1, None, NUMBERS, group=choice) if choice and found == expected else None
+
+    def _origin(self, tensor: Tensor, *more: str) -> Tensor:
+        """The tensor that has the same elements, behind ops that hand them on or make other integers of them."""
+        ops, attrs = self.graph.ops, self.graph.attrs
+        while tensor not in self.given:
+            op, to = ops[tensor[0]], attrs[tensor[0]].get("DstT")
+            if op not in _PASSING and op not in more and (op != "Cast" or to not in ("int32", "int64")):
+                break
+            tensor = self.graph.inputs(tensor[0])[0]
+        return tensor
+
+    def _operands(self, tensor: Tensor, *chain: str) -> list[Tensor]:
+        """The inputs of the last of some ops, of which each takes what the next one makes.
+
+        Raises:
+            ValueError: There is another op.
+        """
+        found = [tensor]
+        for op in chain:
+            tensor = self._origin(found[0])
+            if self.graph.ops[tensor[0]] != op:
+                raise ValueError(op)
+            found = self.graph.inputs(tensor[0])
+        return found
 
     def _value(self, source: Tensor, state: RowState) -> Value | None:
         """The known value of a tensor that is fixed: that of others belongs to one batch."""
@@ -258,7 +310,7 @@ class RowPass:
         self.setting.left[0] -= len(function.body) + 1
         if self.setting.left[0] < 0:
             raise Mixes("runs functions inside of functions too often to be followed")
-        setting = replace(self.setting, prefix=f"{self._name(node)}/")
+        setting = replace(self.setting, prefix=f"{self._name(node)}/", counted={})
         inner = RowPass(setting, function.body, result, given)
         writes = writer(function.body, setting, {item.node for item in function.results})
         if writes is not None:

@@ -89,7 +89,7 @@ def logging_to(write: Callable[[str], None], *, as_json: bool) -> Iterator[None]
         as_json: True for JSON, false for text.
     """
     handler, before = LogHandler(write, as_json=as_json), []
-    for name, level in ((LOG.name, logging.INFO), ("uvicorn.error", logging.WARNING)):
+    for name, level in ((LOG.name, logging.INFO), ("uvicorn.error", logging.ERROR)):
         logger = logging.getLogger(name)
         before.append((logger, logger.handlers, logger.propagate, logger.level))
         logger.handlers, logger.propagate = [handler], False

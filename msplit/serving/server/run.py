@@ -247,6 +247,7 @@ class _Http(uvicorn.Server):
         config = uvicorn.Config(
             rest.app(service, where.most),
             log_config=None,
+            log_level="error",  # each of its warnings is about a request, such as one for another protocol: clients could fill the log
             access_log=False,
             lifespan="off",
             server_header=False,

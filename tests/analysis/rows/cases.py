@@ -486,6 +486,110 @@ def lists(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
 
 
 @family
+def ragged(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
+    """Rows with another number of values each, reduced as ragged tensors are."""
+    table = tf.constant(np.random.default_rng(5).uniform(-1, 1, (8, 3)).astype(np.float32))
+    text = tf.gather(tf.constant(["a b", "", "c", "a  b c", " "]), i.id)
+    records = tf.gather(tf.constant(_examples(tf)), i.id)
+    features = {"ids": tf.io.VarLenFeature(tf.int64), "words": tf.io.RaggedFeature(tf.string)}
+    ids, words = tf.io.parse_example(records, features).values()
+    size = tf.shape(i.id)[0]
+
+    def hashed(given: Any) -> Any:
+        return tf.ragged.map_flat_values(lambda value: tf.strings.to_hash_bucket_fast(value, 8), given)
+
+    def embedded(given: Any) -> Any:
+        return tf.ragged.map_flat_values(lambda value: tf.gather(table, value), hashed(given))
+
+    split = tf.strings.split(text)
+    for given in (split, words, tf.RaggedTensor.from_sparse(tf.strings.split(text, "b").to_sparse())):
+        rows = embedded(given)
+        for reduce in (tf.reduce_mean, tf.reduce_sum, tf.reduce_max, tf.reduce_min, tf.reduce_prod):
+            yield reduce(rows, axis=1), 1
+            yield reduce(tf.cast(hashed(given), tf.float32), axis=-1), 1
+        yield tf.math.reduce_variance(rows, axis=1), 1
+        yield tf.math.reduce_std(rows, axis=1), 1
+        yield tf.reduce_any(hashed(given) > 3, axis=1), 1
+        yield tf.reduce_all(hashed(given) > 3, axis=1), 1
+        yield tf.reduce_mean(rows, axis=1, keepdims=True), 1
+        yield tf.reduce_mean(rows, axis=[1, 2]), 1
+        yield tf.reduce_sum(rows, axis=2).to_tensor(shape=[None, 4]), 1
+        yield tf.reduce_sum(rows, axis=0), "RaggedRange"
+        yield tf.reduce_sum(rows), "Sum"
+    yield tf.reduce_sum(tf.RaggedTensor.from_sparse(ids), axis=1), 1
+    yield tf.reduce_mean(embedded(tf.strings.ngrams(split, 2)), axis=1), 1
+    yield tf.reduce_sum(tf.gather(table, tf.strings.unicode_decode(text, "UTF-8") % 8), axis=1), 1
+    yield tf.reduce_sum(tf.strings.unicode_decode_with_offsets(text, "UTF-8")[1], axis=1), 1
+    # The first of each row, all but those, the last, every other one.
+    for part in (slice(None, 2), slice(1, None), slice(1, 2), slice(-2, None), slice(None, -1), slice(None, None, 2)):
+        yield tf.reduce_sum(embedded(words[:, part]), axis=1), 1
+        yield tf.reduce_mean(embedded(split)[:, part], axis=1), 1
+    yield hashed(split)[:, :2].to_tensor(shape=[None, 3]), 1
+    yield tf.reduce_sum(embedded(split)[:, ::-1], axis=1), "Sub"
+    yield tf.reduce_sum(embedded(split)[:2], axis=1), "cuts where rows begin"
+    yield tf.reduce_sum(embedded(split)[::-1], axis=1), "StridedSlice"
+    yield tf.reduce_sum(embedded(split)[:, i.id[0] :], axis=1), "takes single rows out"
+    other_limits = tf.cast(words.row_limits(), tf.int64)
+    for starts, limits in (
+        (split.row_starts(), split.row_limits() + 1),
+        (split.row_starts() - 1, split.row_limits()),
+        (split.row_starts(), tf.minimum(split.row_starts() + 2, other_limits)),
+        (split.row_starts(), tf.maximum(split.row_starts() + 2, split.row_limits())),
+        (split.row_starts() + 1, split.row_limits()),
+        (split.row_starts(), split.row_starts() + 2),
+        (split.row_starts(), other_limits),
+        (tf.cast(i.id, tf.int64), split.row_limits()),
+        (tf.constant(0, tf.int64), split.row_limits()),
+        (split.row_limits()[:-1], split.row_limits()[1:]),
+    ):
+        taken = tf.gather(embedded(split).values, tf.ragged.range(starts, limits))
+        yield tf.reduce_sum(taken, axis=1), ""
+    # What is made of each row goes back to each of its entries.
+    numbers = split.value_rowids()
+    yield tf.math.unsorted_segment_mean(tf.gather(table, hashed(split).values), numbers, size), 1
+    rows = embedded(split)
+    above = tf.gather(tf.reduce_max(rows, axis=1), numbers)
+    weights = tf.exp(rows.values - above)
+    whole = tf.gather(tf.math.unsorted_segment_sum(weights, numbers, size), numbers)
+    yield tf.math.unsorted_segment_sum(rows.values * weights / whole, numbers, size), 1
+    yield above, "as many entries as were chosen"
+    counted = tf.repeat(tf.range(size), tf.cast(split.row_limits() - split.row_starts(), tf.int32))
+    yield tf.math.unsorted_segment_sum(rows.values, counted, size), 1
+    yield tf.gather(i.x, tf.tile(tf.range(size)[:, tf.newaxis], [1, 3])), 1
+    yield tf.reshape(tf.gather(i.x, tf.reshape(tf.tile(tf.range(size)[:, tf.newaxis], [1, 3]), [-1])), [-1, 12]), 1
+    # What is of another list, another order or another number.
+    yield tf.reduce_sum(hashed(split.with_values(words.values)), axis=1), "UnsortedSegmentSum"
+    yield tf.math.unsorted_segment_sum(rows.values, words.value_rowids(), size), "UnsortedSegmentSum"
+    yield tf.math.unsorted_segment_sum(rows.values, numbers, size + 1), "another number of rows"
+    yield tf.math.unsorted_segment_sum(rows.values, numbers, 9), "another number of rows"
+    yield tf.math.segment_sum(rows.values, numbers), "the last ones have no entry"
+    yield tf.math.unsorted_segment_sum(rows.values, numbers + 1, size), "place of a row"
+    yield tf.gather(table, numbers), "place of a row"
+    lengths = split.row_lengths()
+    for order, count in (
+        (tf.range(size) + 0, lengths),
+        (tf.range(size)[::-1], lengths),
+        (tf.range(size), lengths[::-1]),
+        (tf.range(size), lengths * 2),
+        (tf.range(size), words.row_lengths()),
+        (tf.range(size), i.id),
+    ):
+        yield tf.math.unsorted_segment_sum(rows.values, tf.repeat(order, count), size), ""
+    yield tf.repeat(tf.range(size), lengths), "place of a row"
+    for longest, start, delta in ((3, 0, 1), (None, 1, 1), (None, 0, 2)):
+        longest = tf.reduce_max(lengths) if longest is None else tf.constant(longest, tf.int64)
+        places = tf.range(start, longest, delta, tf.int64)
+        mask = places < lengths[:, tf.newaxis]
+        tiled = tf.tile(tf.range(size)[:, tf.newaxis], tf.stack([1, tf.size(places)]))
+        yield tf.math.unsorted_segment_sum(rows.values, tf.boolean_mask(tiled, mask), size), ""
+    # Places of rows that are fed, and rows of rows.
+    yield tf.reduce_sum(tf.RaggedTensor.from_row_splits(i.x, i.id, validate=False), axis=1), "Range"
+    yield tf.reduce_sum(tf.RaggedTensor.from_row_lengths(i.x, i.id, validate=False), axis=1), "works along the rows"
+    yield tf.reduce_sum(tf.RaggedTensor.from_value_rowids(i.x, i.id, tf.cast(size, tf.int32), False), axis=1), ""
+    yield tf.reduce_mean(tf.reduce_mean(embedded(tf.strings.bytes_split(split)), axis=2), axis=1), "StringSplit"
+
+
+@family
 def control(tf: Any, raw: Any, i: SimpleNamespace) -> Cases:
     """Lists, loops and choices."""
     steps = tf.transpose(i.text, [1, 0, 2])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from msplit.analysis.rows.walk import Rows, independent_rows
+from msplit.opset import schema
 from tests.analysis.rows import cases
 from tests.analysis.rows.cases import flat_of
+from tests.campaign import CAMPAIGN
 from tests.shapes import op_zoo
 
 pytestmark = pytest.mark.tf
@@ -38,12 +41,15 @@ def test_every_case_is_decided_as_expected(model):
     assert wrong == {}
 
 
-def test_what_is_independent_gives_the_same_rows_among_others(model):
-    """Run alone, and between rows of other requests."""
+@pytest.mark.parametrize("chosen", [None, (0, 0, 0), (0, 4, 0)], ids=["any", "all-empty", "one-short-row"])
+def test_what_is_independent_gives_the_same_rows_among_others(model, chosen):
+    """Run alone, and between rows of other requests, of which the longest may be one."""
     import tensorflow as tf
 
     graph_def, _, rows = model
     alone = cases.feeds(ROWS, 0)
+    if chosen is not None:
+        alone["id:0"][:] = chosen
     first, last = cases.feeds(BEFORE, 1), cases.feeds(BEHIND, 2)
     among = {name: np.concatenate([first[name], value, last[name]]) for name, value in alone.items()}
     names = list(rows.outputs)
@@ -57,6 +63,84 @@ def test_what_is_independent_gives_the_same_rows_among_others(model):
             assert len(one) == count * ROWS, name
             other = other[count * BEFORE : count * (BEFORE + ROWS)]
         assert_same(one, other, name)
+
+
+def test_a_changed_way_to_the_rows_of_entries_is_refused_or_right():
+    """The sum of parts of ragged rows, with another constant or another edge on the way from where rows begin to their numbers."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        number = tf.compat.v1.placeholder(tf.int32, (None,), name="id")
+        text = tf.gather(tf.constant(["1 2 3 4", "", "4", " ", "5 6 7"]), number)
+        rows = tf.strings.split(text)[:, 1:3]
+        tf.identity(tf.reduce_sum(rows.with_values(tf.strings.to_number(rows.values)), axis=1), name="out")
+    whole = graph.as_graph_def()
+    assert independent_rows(flat_of(whole, outputs=["out"])).independent
+    made = [node for node in graph.get_operations() if node.name.startswith(("RaggedGetItem", "RaggedReduceSum"))]
+    place = {node.name: index for index, node in enumerate(whole.node)}
+    changes: list[tuple[int, int, str | int]] = []
+    for node in made:
+        if node.type == "Const":
+            changes += [(place[node.name], 0, shift) for shift in (-1, 1)]
+        others = [other.outputs[0] for other in made[: made.index(node)]]
+        for slot, tensor in enumerate(node.inputs):
+            fits = [other for other in others if other.dtype == tensor.dtype and other is not tensor]
+            changes += [(place[node.name], slot, other.op.name) for other in fits]
+    among, parts, proved = np.array([0, 3, 4, 1, 2, 0, 2], np.int32), [(2, 5), (0, 1), (1, 2), (3, 5)], 0
+    for index, slot, change in changes if CAMPAIGN else random.Random(1).sample(changes, 100):
+        graph_def = schema.graph_pb2.GraphDef.FromString(whole.SerializeToString())
+        if isinstance(change, str):
+            graph_def.node[index].input[slot] = change
+        else:
+            value = graph_def.node[index].attr["value"].tensor
+            value.CopyFrom(tf.make_tensor_proto(tf.make_ndarray(value) + change))
+        if not independent_rows(flat_of(graph_def, outputs=["out"])).independent:
+            continue
+        with tf.Graph().as_default() as changed, tf.compat.v1.Session(graph=changed) as session:
+            try:
+                tf.graph_util.import_graph_def(graph_def, name="")
+                answers = [session.run("out:0", {"id:0": among[first:end]}) for first, end in ((0, None), *parts)]
+            except (ValueError, tf.errors.InvalidArgumentError, tf.errors.InternalError):
+                continue  # no graph of TensorFlow's, or one that does not run
+        proved += 1
+        for answer, (first, end) in zip(answers[1:], parts, strict=True):
+            assert_same(answer, answers[0][first:end], f"{graph_def.node[index].name} {slot} {change}")
+    assert proved
+
+
+def test_lengths_that_may_be_fed_are_not_those_of_the_rows():
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        text = tf.compat.v1.placeholder(tf.string, (None,))
+        rows = tf.strings.split(text)
+        for name, lengths in (("own", rows.row_lengths()), ("fed", None)):
+            if lengths is None:
+                lengths = tf.compat.v1.placeholder_with_default(rows.row_lengths(), (None,), "lengths")
+            numbers, size = tf.repeat(tf.range(tf.shape(text)[0]), lengths), tf.shape(text)[0]
+            tf.math.unsorted_segment_sum(tf.strings.to_number(rows.values), numbers, size, name=name)
+    found = independent_rows(flat_of(graph.as_graph_def(), outputs=["own", "fed"]))
+    assert (found.outputs, [*found.refusals]) == ({"own": 1}, ["fed"])
+
+
+def test_what_is_known_of_one_branch_is_not_taken_for_the_other():
+    """One branch counts the words of each row; the other takes numbers of the user at the same place of its body."""
+    import tensorflow as tf
+
+    raw = tf.raw_ops
+
+    def branch(counted: bool) -> Any:
+        split = raw.StringSplitV2(input=text, sep=" ", maxsplit=-1)
+        of_words = {"input": split.indices[:, 0], "size": split.shape[0], "weights": tf.constant([], tf.int64)}
+        given = tf.identity(lengths)
+        count = raw.DenseBincount(**of_words) if counted else raw.Abs(x=given)
+        splits = tf.concat([np.zeros(1, np.int64), tf.cumsum(count)], 0)
+        return tf.RaggedTensor.from_row_splits(split.values, splits, validate=False).to_tensor("-", shape=[None, 2])
+
+    with tf.Graph().as_default() as graph:
+        text, lengths = (tf.compat.v1.placeholder(dtype, (None,)) for dtype in (tf.string, tf.int64))
+        tf.identity(tf.cond(tf.compat.v1.placeholder(tf.bool, ()), lambda: branch(True), lambda: branch(False)), "out")
+    assert independent_rows(flat_of(graph.as_graph_def(), outputs=["out"])).refusals["out"].op == "Cumsum"
 
 
 def test_what_is_independent_in_a_zoo_of_ops_gives_the_same_rows_among_others():

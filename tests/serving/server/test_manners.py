@@ -6,10 +6,12 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,28 @@ def http(server: Server, path: str, body: Any = None, **headers: str) -> tuple[i
 
 def lower(headers: Any) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
+
+
+@pytest.mark.parametrize("options", [(), ("log=text",), ("log=json", "fronts=2")], ids=["as it is", "text", "fronts"])
+def test_what_a_client_asks_for_can_not_fill_the_log(options: tuple[str, ...]) -> None:
+    """Another protocol is not spoken: the request is answered as any other, and what is no HTTP by one status."""
+    server = start_trivial(*options)
+    try:
+        for upgrade in ("websocket", "h2c", "nonsense\x1b[2J"):
+            keys = {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13"}
+            with contextlib.closing(HTTPConnection("127.0.0.1", server.rest, timeout=20)) as client:
+                for path, wanted in (("/v1/models/double", 200), ("/nowhere", 404)):
+                    client.request("GET", path, headers={"Connection": "Upgrade", "Upgrade": upgrade, **keys})
+                    answer = client.getresponse()
+                    assert (answer.status, answer.getheader("upgrade")) == (wanted, None)
+                    assert json.loads(answer.read())
+        with socket.create_connection(("127.0.0.1", server.rest), timeout=20) as client:
+            client.sendall(b"GET\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+    finally:
+        code, said = server.stop()
+    assert code == 0
+    assert not re.search("(?i)upgrade|websocket|invalid", said)
 
 
 def test_it_is_live_and_not_ready_until_its_models_are(tmp_path: Path) -> None:

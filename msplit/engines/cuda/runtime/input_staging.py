@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Feeds, is_array, refuse_fed
+from msplit.engines.base import Feeds, is_array, is_tensor, not_an_array, refuse_fed
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of, to_numpy
 from msplit.engines.cuda.ir.node import Unsupported
@@ -443,8 +443,10 @@ def taken(name: str, value: Any) -> torch.Tensor:
     """An input that is a tensor of whatever library, where it lies.
 
     Raises:
-        EngineError: It can not be taken.
+        EngineError: It is no tensor, or can not be taken.
     """
+    if not is_tensor(value):
+        raise not_an_array(name, value)
     try:
         return tensor_of(value)
     except Unsupported as problem:
