@@ -329,7 +329,7 @@ def open(
     largest = manifest.rungs[-1].program
     batches = {bucket.batch or 0: running[bucket.program] for bucket in manifest.rungs}
     example = references[largest].feeds
-    proof = RowProof.of(manifest.rows, manifest.mixes, example)
+    proof = RowProof.of(manifest.rows, manifest.mixes, example, loaded.restored[largest].shared)
     runner = runner_of(
         running[largest] if len(running) == 1 else Buckets(batches, proof),
         example,

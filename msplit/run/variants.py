@@ -215,7 +215,7 @@ def _kinds(
 
 
 def _shared(flat: FlatGraph, request: RunRequest) -> SharedRows | None:
-    """Inputs of which a step computes one row; None where none are named.
+    """Inputs of which a step computes one row for each user; None where none are named.
 
     Raises:
         MsplitError: There is no such input, or it has no rows, or no other has any; or rows are not independent.
@@ -223,6 +223,10 @@ def _shared(flat: FlatGraph, request: RunRequest) -> SharedRows | None:
     if isinstance(request.shared, SharedRows):
         return request.shared
     if not request.shared:
+        if request.users > 1:
+            raise MsplitError(
+                f"a step has {request.users} users, and no input is shared", fix="name some: shared (--shared)"
+            )
         return None
     found = inputs_called(flat, request.shared)
     counts, mixes = rows_of(flat, request)
@@ -232,7 +236,7 @@ def _shared(flat: FlatGraph, request: RunRequest) -> SharedRows | None:
     if without or not any(count for name, count in counts[0].items() if name not in found):
         said = f"input {without[0]} has no rows" if without else "no other input has rows"
         raise MsplitError(f"{said}, so that none can be shared", fix="name inputs of the user alone")
-    return SharedRows(found, tuple(counts[0].items()))
+    return SharedRows(found, tuple(counts[0].items()), request.users)
 
 
 def _state(flat: FlatGraph, request: RunRequest) -> Arrays:

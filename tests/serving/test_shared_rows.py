@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from msplit.errors import MsplitError
 from msplit.serving.server import messages, tensors
 from tests.cli.runner import msplit as run_msplit
 from tests.engines.cuda.cases import graph_of, outputs_of_tensorflow
-from tests.engines.cuda.passes.test_shared_rows import ranked, ranker, said, words
+from tests.engines.cuda.passes.test_shared_rows import USER, of_users, ranked, ranker, said, words
 from tests.serving.server.running import start
 
 pytest.importorskip("torch")
@@ -119,6 +120,125 @@ def test_a_runner_takes_text_of_the_user_once_or_repeated(text: Any) -> None:
         assert_asked_of_text(model.step, text)
 
 
+USERS = 5
+
+
+@pytest.fixture(scope="module")
+def build_of_users(flat: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("users") / "ranker.build"
+    msplit.build(flat, path, batches=[1, 4, 16], users=USERS, **SHARED)
+    return path
+
+
+def of_several(rows: int, users: int, seed: int = 0) -> dict[str, Any]:
+    """Inputs of so many users, whose rows do not lie together."""
+    of_row = np.random.default_rng([rows, users, seed]).integers(0, users, rows)
+    return of_users(ranked(rows, users=rows), of_row, *USER)
+
+
+def test_a_runner_takes_any_number_of_users(flat: Any) -> None:
+    requests = [of_several(rows, users) for rows, users in ((8, 3), (8, 8), (1, 1), (5, 2), (40, 40), (40, 2))]
+    for batch in (8, 1):
+        with msplit.prepare(flat, batch=batch, streams=4, users=3, **SHARED) as model:
+            for feeds in requests:
+                assert_right(flat, model.step(feeds), feeds)
+            for rows in (8, 3, 20):
+                assert_right(flat, model.step(one_row(ranked(rows))), ranked(rows))
+            with pytest.raises(MsplitError, match="no value for input item"):
+                model.step(
+                    {
+                        "(user of each row)": np.zeros(8, np.int32),
+                        **{k: v for k, v in requests[0].items() if k != "item"},
+                    }
+                )
+            with pytest.raises(MsplitError, match=r"input user_age .*\(\d,\)"):
+                model.step({**requests[0], "user_age": requests[0]["user_age"][:, 0]})
+            assert model.step({name: value[:0] for name, value in requests[0].items()})["y"].shape == (0, 1)
+
+
+def test_an_opened_build_takes_any_number_of_users(flat: Any, build_of_users: Path) -> None:
+    with msplit.open(build_of_users) as model:
+        for rows, users in ((16, 5), (16, 16), (4, 4), (1, 1), (3, 2), (50, 7)):
+            feeds = of_several(rows, users)
+            assert_right(flat, model.step(feeds), feeds)
+            assert_right(flat, model.step(one_row(ranked(rows))), ranked(rows))
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_a_pool_joins_requests_of_several_users(flat: Any, build_of_users: Path, workers: int | None) -> None:
+    with msplit.pool(build_of_users, device="cpu", groups=1, workers=workers, max_delay_us=20_000.0) as pool:
+        before = pool.stats().steps
+        every = [ranked(rows) for rows in (3, 2, 1, 4)]
+        going = [pool.submit(one_row(feeds) if number % 2 else feeds) for number, feeds in enumerate(every)]
+        for feeds, future in zip(every, going, strict=True):
+            assert_right(flat, future.result(60), feeds)
+        if workers is None:
+            assert pool.stats().steps - before < len(every)
+        requests = [of_several(rows, users) for rows, users in ((16, 5), (16, 16), (4, 4), (3, 2), (50, 7), (40, 1))]
+        going = [pool.submit(feeds) for feeds in requests]
+        for feeds, future in zip(requests, going, strict=True):
+            assert_right(flat, future.result(60), feeds)
+        with pytest.raises(MsplitError, match="rows of input user_age differ"):
+            pool.step({**one_row(requests[0]), "user_age": np.arange(16, dtype=np.float32)[:, None]})
+        with pytest.raises(MsplitError, match=r"input user_age has the shape \(2, 1\)"):
+            pool.step({**requests[0], "user_age": requests[0]["user_age"][:2]})
+        with pytest.raises(MsplitError, match=r"no input '\(user of each row\)'"):
+            pool.step({**requests[0], "(user of each row)": np.zeros(16, np.int32)})
+        with pytest.raises(MsplitError, match="no value for input user_age"):
+            pool.step({name: value for name, value in requests[0].items() if name != "user_age"})
+        for sent in (requests[0], one_row(requests[0])):
+            assert pool.step({name: value[:0] for name, value in sent.items()})["y"].shape == (0, 1)
+
+
+def test_many_clients_at_once_get_their_own_users_answers(flat: Any, build_of_users: Path) -> None:
+    with msplit.pool(build_of_users, device="cpu", groups=2) as pool, ThreadPoolExecutor(8) as threads:
+        every = [ranked(1 + number % 5) for number in range(12)] + [of_several(6, 3, seed) for seed in range(4)]
+        answers = [outputs_of_tensorflow(flat, feeds) for feeds in every]
+
+        def ask(number: int) -> None:
+            feeds, expected = every[number % len(every)], answers[number % len(every)]
+            found = pool.step(one_row(feeds) if number % len(every) < 12 and number % 2 else feeds)
+            for name, value in expected.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+
+        list(threads.map(ask, range(400)))
+        stats = pool.stats()
+        assert stats.failed == 0
+        assert stats.steps < stats.requests
+
+
+@pytest.mark.parametrize("how", [{}, {"host_threads": 2}, {"workers": 1}])
+def test_a_pool_takes_text_of_several_users(text: Any, how: dict[str, Any]) -> None:
+    with msplit.pool(text, batches=(16,), groups=1, users=USERS, max_delay_us=5000.0, **how, **SHARED) as pool:
+        assert_asked_of_several(pool.step, text)
+        going = [(feeds := said(rows), pool.submit(one_row(feeds))) for rows in (3, 2, 1, 5)]
+        for feeds, future in going:
+            assert_right(text, future.result(60), feeds)
+
+
+def assert_asked_of_several(step: Callable[[Feeds], Feeds], text: Any) -> None:
+    for sizes in ((3, 5), (1, 1), (8, 8), (2, 3, 1, 4, 6), (40, 3)):
+        each = [said(rows) for rows in sizes]
+        feeds = {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+        assert_right(text, step(feeds), feeds)
+    for rows in (16, 4, 1, 7):
+        assert_right(text, step(one_row(said(rows))), said(rows))
+
+
+def test_text_of_several_users_in_a_build_and_in_a_model(text: Any, tmp_path: Path) -> None:
+    msplit.build(text, tmp_path / "words.build", batches=[4, 16], users=USERS, **SHARED)
+    with msplit.open(tmp_path / "words.build") as model:
+        assert_asked_of_several(model.step, text)
+    with msplit.prepare(text, batch=16, streams=2, users=USERS, **SHARED) as model:
+        assert_asked_of_several(model.step, text)
+
+
+def test_a_build_has_as_many_users_as_it_was_built_for(build_of_users: Path, build: Path) -> None:
+    for path, users in ((build_of_users, 6), (build, 2)):
+        with pytest.raises(MsplitError, match=r"was built for [15] users in a step, not [62]"):
+            msplit.pool(path, device="cpu", shared=["user_*"], users=users)
+
+
 def test_an_opened_build_is_what_was_built(flat: Any, build: Path) -> None:
     with msplit.open(build) as model:
         for rows in (16, 5, 33):
@@ -134,6 +254,9 @@ def test_an_opened_build_is_what_was_built(flat: Any, build: Path) -> None:
         ({"devices": (0, 1)}, "shared excludes devices"),
         ({"engine": "tensorflow"}, "TensorFlow computes all rows"),
         ({"shared": "user_*"}, "shared: 'user_\\*' is no list"),
+        ({"shared": [], "users": 2}, "a step has 2 users, and no input is shared"),
+        ({"users": 0}, "the number of users is 0"),
+        ({"users": 1.5}, "the number of users is 1.5, which is no integer"),
     ],
 )
 def test_what_can_not_be_shared_is_refused(flat: Any, options: dict[str, Any], said: str) -> None:

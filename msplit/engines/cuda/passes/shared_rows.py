@@ -1,11 +1,14 @@
-"""Rows that are the same in a whole step, such as those of one user beside many items: what is made of them alone is computed once.
+"""Rows that are the same in many rows of a step, such as those of a user beside many items: what is made of them alone is computed once
+for each user.
 
-The graph is specialized twice: to all rows, and to one row of each input. What depends on shared inputs and on constants alone is taken
-from the second one. Where other ops read it, it is broadcast, which is a view; ops on single elements read it as it is, and a product of
-values side by side becomes a sum of products: ``[u, i] · W = u · W_u + i · W_i``, of which the first has one row and is a bias.
+The graph is specialized twice: to all rows, and to one row of each input for each user. What depends on shared inputs and on constants
+alone is taken from the second one. Where a step has one user, what other ops read of it is broadcast, which is a view; ops on single
+elements read it as it is, and a product of values side by side becomes a sum of products: ``[u, i] · W = u · W_u + i · W_i``, of which the
+first has one row and is a bias. Where a step has several, rows are gathered by the user of each row, an input that is added:
+``(u · W_u)[users] + i · W_i``.
 
 That is right where rows are independent, which the caller has proved: then each row of a value is the same function of its own row. A value
-that is not the one row of the small graph, repeated along one axis, is computed for all rows as before.
+that is not the rows of the small graph, repeated along one axis, is computed for all rows as before.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.base import USERS
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, known, mutated, require
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes import pattern
@@ -30,23 +35,36 @@ _PLACED = re.compile("_|Where|Sparse|Ragged|Unique|Dynamic|(Tensor)?Scatter|(Uns
 own number."""
 _MATRICES = 2
 _REPEATS = "_repeats"
-"""Attribute of what broadcasts one row."""
+"""Attribute of what gives all rows of the rows of users: broadcasts the one, or gathers them."""
 
 
-def share_rows(graph: OpGraph, small: OpGraph, shared: Collection[str]) -> bool:
-    """Computes what depends on some inputs alone for one row. True if there is anything.
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """Inputs of which a step reads one row for each user.
 
-    Args:
-        graph: Specialized to all rows.
-        small: The same graph, specialized to one row of every input that has rows.
-        shared: Names of the inputs.
+    Attributes:
+        inputs: Their names.
+        small: The graph, specialized to as many rows as there are users, of every input that has rows.
+        users: Most users of a step.
+        rows: Rows of a step.
     """
-    fed = {graph.feeds[name] for name in shared if name in graph.feeds and name in small.feeds}
+
+    inputs: Collection[str]
+    small: OpGraph
+    users: int
+    rows: int
+
+
+def share_rows(graph: OpGraph, sharing: Sharing) -> bool:
+    """Computes what depends on some inputs alone for one row of each user. True if there is anything. The graph is specialized to all
+    rows."""
+    small = sharing.small
+    fed = {graph.feeds[name] for name in sharing.inputs if name in graph.feeds and name in small.feeds}
     banned = set[int]()
     while True:
         once = _once(graph, small, fed, banned)
         read = dict(_read_outside(graph, once, fed))
-        wrong = {key for key in read if not _repeats(small.shape(key), graph.shape(key))}
+        wrong = {key for key in read if _repeated(small.shape(key), graph.shape(key), sharing) is None}
         wrong |= fed.intersection(graph.fetches.values())
         if not wrong:
             break
@@ -59,7 +77,10 @@ def share_rows(graph: OpGraph, small: OpGraph, shared: Collection[str]) -> bool:
         _shrink(graph, small, number)
     for key in fed:
         graph.shapes[key] = known(small.shape(key))
-    spread = {key: _spread(graph, key, like, wide[key]) for key, like in read.items()}
+    if sharing.users > 1:
+        index = graph.feeds[USERS] = graph.fresh(), 0
+        graph.describe(index, (sharing.rows,), "int32")
+    spread = {key: _spread(graph, key, like, wide[key], sharing) for key, like in read.items()}
     for number, op in graph.ops.items():
         if number not in once and not op.attrs.get(_REPEATS):
             op.inputs = [spread.get(key, key) for key in op.inputs]
@@ -121,12 +142,19 @@ def _read_outside(graph: OpGraph, once: Collection[int], fed: Collection[Key]) -
             yield key, graph.ops[key[0]]
 
 
-def _repeats(one: Shape | None, every: Shape | None) -> bool:
-    """Whether a shape is another one in which an axis of one row has all of them."""
-    if one is None or every is None or len(one) != len(every):
-        return False
-    differ = [axis for axis, (few, many) in enumerate(zip(one, every, strict=True)) if few != many]
-    return len(differ) == 1 and one[differ[0]] == 1
+def _repeated(few: Shape | None, every: Shape | None, sharing: Sharing) -> int | None:
+    """The axis along which a value has one row for each user, and all rows in another shape; None where that is not all that differs."""
+    if few is None or every is None or len(few) != len(every):
+        return None
+    differ = _different(few, every)
+    if len(differ) != 1 or few[differ[0]] != sharing.users or (sharing.users > 1 and every[differ[0]] != sharing.rows):
+        return None
+    return differ[0]
+
+
+def _different(one: Shape, other: Shape) -> list[int]:
+    """Axes along which two shapes of as many differ."""
+    return [axis for axis, (size, wanted) in enumerate(zip(one, other, strict=True)) if size != wanted]
 
 
 def _shrink(graph: OpGraph, small: OpGraph, number: int) -> None:
@@ -142,10 +170,19 @@ def _shrink(graph: OpGraph, small: OpGraph, number: int) -> None:
         graph.shapes[number, port] = small.shapes[number, port]
 
 
-def _spread(graph: OpGraph, key: Key, like: Op, shape: Shape) -> Key:
+def _spread(graph: OpGraph, key: Key, like: Op, shape: Shape, sharing: Sharing) -> Key:
     """The value for all rows."""
+    if sharing.users > 1:
+        return _gathered(graph, key, like, known(_repeated(graph.shape(key), shape, sharing)), shape)
     attrs = {"T": graph.dtype(key), "Tidx": "int64", _REPEATS: True}
     return graph.add("BroadcastTo", like, attrs, [key, graph.sizes(shape)], shape, graph.dtype(key)).out
+
+
+def _gathered(graph: OpGraph, key: Key, like: Op, axis: int, shape: Shape) -> Key:
+    """The value for all rows, by the user of each."""
+    attrs = {"Tparams": graph.dtype(key), "Tindices": "int32", "Taxis": "int32", "batch_dims": 0, _REPEATS: True}
+    inputs = [key, graph.feeds[USERS], graph.constant(np.asarray(axis, np.int32))]
+    return graph.add("GatherV2", like, attrs, inputs, shape, graph.dtype(key)).out
 
 
 def _narrow(graph: OpGraph, key: Key) -> Key | None:
@@ -157,7 +194,8 @@ def _narrow(graph: OpGraph, key: Key) -> Key | None:
 def _reads_narrow(graph: OpGraph, op: Op) -> bool:
     """Has an op on single elements, or on pairs of matrices, read one row, where the others make the shape."""
     require(op.op in _BROADCASTS or op.op in BATCH_MATMULS)
-    inputs = [_narrow(graph, key) or key for key in op.inputs]
+    one = {key: _narrow(graph, key) for key in op.inputs if USERS not in graph.feeds}
+    inputs = [one.get(key) or key for key in op.inputs]
     require(inputs != op.inputs)
     end = -_MATRICES if op.op in BATCH_MATMULS else None
     shapes = [known(graph.shape(key))[:end] for key in inputs]
@@ -167,8 +205,8 @@ def _reads_narrow(graph: OpGraph, op: Op) -> bool:
 
 
 def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
-    """Multiplies what is the same in all rows by itself, and adds it to the rest: as a bias, together with the bias that is there, where it
-    is one vector."""
+    """Multiplies what is the same in many rows by itself, and adds it to the rest: as a bias, together with the bias that is there, where
+    it is one vector."""
     require(op.op == "MatMul" and not op.attrs.get("transpose_a") and not op.attrs.get("transpose_b"))
     left, right = op.inputs
     weights, parts = known(graph.constants.get(right)), graph.ops.get(left[0])
@@ -181,11 +219,10 @@ def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
     require(axis is not None and int(axis) % len(shape) == len(shape) - 1 and weights.shape[0] == shape[-1])
     narrow = [_narrow(graph, key) for key in values]
     require(any(narrow) and not all(narrow))
-    fewer = {known(graph.shape(key))[:-1] for key in narrow if key is not None}
-    require(len(fewer) == 1)
+    few, *others = {known(graph.shape(key))[:-1] for key in narrow if key is not None}
+    require(not others and (USERS not in graph.feeds or _different(few, shape[:-1])))
     widths = [known(graph.shape(key))[-1] for key in values]
     rows = np.split(weights, list(accumulate(widths))[:-1])
-    dtype, width, attrs = graph.dtype(op.out), weights.shape[1], {"T": op.attrs.get("T")}
 
     def product(shared: bool, before: Shape) -> Key:
         """Of the parts that are shared, or of the others: a matrix."""
@@ -194,27 +231,46 @@ def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
         if len(taken) > 1:
             last = graph.constant(np.asarray(len(shape) - 1, np.int32))
             keys = [*(narrow[place] or values[place] for place in taken), last]
-            made = graph.add("ConcatV2", op, dict(parts.attrs), keys, (*before, size), dtype).out
-        made = reshaped(made, (math.prod(before), size))
+            made = graph.add("ConcatV2", op, dict(parts.attrs), keys, (*before, size), graph.dtype(made)).out
+        made, wanted = _reshaped(graph, op, made, (math.prod(before), size)), (math.prod(before), weights.shape[1])
         part = graph.constant(np.concatenate([rows[place] for place in taken]))
-        return graph.add("MatMul", op, dict(op.attrs), [made, part], (math.prod(before), width), dtype).out
+        return graph.add("MatMul", op, dict(op.attrs), [made, part], wanted, graph.dtype(made)).out
 
-    def reshaped(key: Key, wanted: Shape) -> Key:
-        if graph.shape(key) == wanted:
-            return key
-        return graph.add("Reshape", op, dict(attrs), [key, graph.sizes(wanted)], wanted, dtype).out
+    _add_products(graph, readers, op, product(True, few), product(False, shape[:-1]), few, shape[:-1])
+    return True
 
-    few = fewer.pop()
-    one, rest = product(True, few), product(False, shape[:-1])
+
+def _add_products(
+    graph: OpGraph, readers: pattern.Readers, op: Op, one: Key, rest: Key, few: Shape, before: Shape
+) -> None:
+    """Has a product be the sum of two: of what has the axes `few` in front, and of what has all rows."""
+    shape, attrs = graph.shapes[op.out], {"T": op.attrs.get("T")}
+    width = shape[-1]
+    if USERS in graph.feeds:
+        one = _reshaped(graph, op, one, (*few, width))
+        one = _gathered(graph, one, op, _different(few, before)[0], (*before, width))
+        graph.rename({op.out: _added(graph, op, rest, _reshaped(graph, op, one, shape), shape)})
+        graph.drop([op])
+        return
     if math.prod(few) > 1:
-        terms = [reshaped(rest, (*shape[:-1], width)), reshaped(one, (*few, width))]
-        total = graph.add("AddV2", op, dict(attrs), terms, (*shape[:-1], width), dtype).out
-        op.op, op.attrs, op.inputs = "Reshape", attrs, [total, graph.sizes(graph.shapes[op.out])]
-        return True
-    vector, last = reshaped(one, (width,)), readers.only(op.out)
+        wide = _reshaped(graph, op, rest, (*before, width))
+        total = _added(graph, op, wide, _reshaped(graph, op, one, (*few, width)), (*before, width))
+        op.op, op.attrs, op.inputs = "Reshape", attrs, [total, graph.sizes(shape)]
+        return
+    vector, last = _reshaped(graph, op, one, (width,)), readers.only(op.out)
     if last is not None and last.op in BIASES and last.inputs[0] == op.out and last.inputs[1] in graph.constants:
-        vector = graph.add("AddV2", last, dict(attrs), [vector, last.inputs[1]], (width,), dtype).out
+        vector = _added(graph, last, vector, last.inputs[1], (width,))
         graph.drop([op])
         op = last
     op.op, op.attrs, op.inputs = "BiasAdd", {**attrs, "data_format": "NHWC"}, [rest, vector]
-    return True
+
+
+def _reshaped(graph: OpGraph, like: Op, key: Key, wanted: Shape) -> Key:
+    if graph.shape(key) == wanted:
+        return key
+    inputs = [key, graph.sizes(wanted)]
+    return graph.add("Reshape", like, {"T": like.attrs.get("T")}, inputs, wanted, graph.dtype(key)).out
+
+
+def _added(graph: OpGraph, like: Op, one: Key, other: Key, wanted: Shape) -> Key:
+    return graph.add("AddV2", like, {"T": like.attrs.get("T")}, [one, other], wanted, graph.dtype(one)).out

@@ -11,20 +11,26 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from msplit.analysis.rows.walk import independent_rows
+from msplit.engines.base import USERS
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import SharedRows
-from msplit.errors import EngineError
+from msplit.errors import EngineError, WrongShape
 from tests.analysis.rows import random_rows
 from tests.campaign import examples
-from tests.engines.cuda.cases import assert_equals_tensorflow, flat_of, graph_of, job, run
+from tests.engines.cuda.cases import assert_equals_tensorflow, flat_of, graph_of, job, outputs_of_tensorflow, run
 
 pytestmark = pytest.mark.tf
 
 ROWS = 6
 
 
-def shared_of(flat: Any, *names: str) -> SharedRows:
-    return SharedRows(names, tuple(independent_rows(flat).inputs.items()))
+def shared_of(flat: Any, *names: str, users: int = 1) -> SharedRows:
+    return SharedRows(names, tuple(independent_rows(flat).inputs.items()), users)
+
+
+def of_users(feeds: Any, of_row: Any, *names: str) -> dict[str, Any]:
+    """Inputs of which those that are shared have the rows of users, by the user of each row."""
+    return {name: value[of_row] if name in names else value for name, value in feeds.items()}
 
 
 def shapes_of(flat: Any, feeds: Any, shared: SharedRows) -> dict[str, list[tuple[int, ...]]]:
@@ -59,11 +65,12 @@ def ranker(tf: Any, v1: Any) -> None:
     tf.identity(user, name="who")
 
 
-def ranked(rows: int) -> dict[str, Any]:
+def ranked(rows: int, users: int = 1) -> dict[str, Any]:
     rng = np.random.default_rng(rows)
+    of_row = np.arange(rows) * users // rows
     return {
-        "user_clicks": np.repeat(rng.integers(0, 20, (1, 5)).astype(np.int32), rows, 0),
-        "user_age": np.full((rows, 1), rng.standard_normal(), np.float32),
+        "user_clicks": rng.integers(0, 20, (users, 5)).astype(np.int32)[of_row],
+        "user_age": rng.standard_normal((users, 1)).astype(np.float32)[of_row],
         "item": rng.integers(0, 30, rows).astype(np.int32),
         "item_price": rng.standard_normal((rows, 3)).astype(np.float32),
     }
@@ -77,6 +84,65 @@ def test_the_user_s_side_has_one_row(larger: dict[str, bool]) -> None:
     made = shapes_of(flat, feeds, shared)
     assert sorted(made["MatMul"]) == [(1, 16), (1, 16), (5, 8), (ROWS, 1), (ROWS, 16)], "u · W_u + i · W_i"
     assert "ConcatV2" not in made or (ROWS, 27) not in made["ConcatV2"]
+
+
+USER = ("user_clicks", "user_age")
+
+
+@pytest.mark.parametrize("larger", [{}, {"fuse": True}, {"group": True}, {"fuse": True, "group": True}])
+@pytest.mark.parametrize("of_row", [[0, 0, 1, 1, 2, 2], [2, 0, 0, 2, 0, 0], [4] * 6, [3, 5, 0, 3, 5, 0]])
+def test_the_side_of_several_users_has_one_row_for_each(larger: dict[str, bool], of_row: list[int]) -> None:
+    flat, feeds = graph_of(ranker, outputs=["y", "who"]), of_users(ranked(ROWS, users=ROWS), of_row, *USER)
+    shared = shared_of(flat, *USER, users=3)
+    assert_equals_tensorflow(flat, feeds, shared=shared, **larger)
+    made = shapes_of(flat, feeds, shared)
+    assert sorted(made["MatMul"]) == [(3, 16), (3, 16), (ROWS, 1), (ROWS, 16), (15, 8)], "(u · W_u)[users] + i · W_i"
+    assert "ConcatV2" not in made or (ROWS, 27) not in made["ConcatV2"]
+
+
+def test_users_are_given_in_one_of_three_forms() -> None:
+    flat, each = graph_of(ranker, outputs=["y", "who"]), ranked(ROWS, users=ROWS)
+    executable = ENGINE.build(job(flat, of_users(each, [0] * ROWS, *USER), shared=shared_of(flat, *USER, users=2)))
+    of_row = np.array([1, 0, 0, 1, 1, 0], np.int32)
+    feeds = of_users(each, of_row, *USER)
+    expected = outputs_of_tensorflow(flat, feeds)
+    compact = {**{name: value[:2] if name in USER else value for name, value in each.items()}, USERS: of_row}
+    for given_ in (feeds, compact, {name: torch.from_numpy(value) for name, value in feeds.items()}):
+        found = executable.step_prefetching(given_, lambda: compact)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+    one = {name: value[:1] if name in USER else value for name, value in each.items()}
+    assert np.array_equal(executable.step(one)["y"], executable.step(of_users(each, [0] * ROWS, *USER))["y"])
+    age = np.array([[np.nan], [0.0], [-0.0], [np.nan], [0.0], [-0.0]], np.float32)
+    with pytest.raises(WrongShape, match="rows of user_clicks, user_age are of 3 users, and a step has room for 2"):
+        executable.step({**of_users(each, [0] * ROWS, *USER), "user_age": age})
+    with pytest.raises(EngineError, match="rows of input user_age differ"):
+        executable.step({**feeds, "user_clicks": feeds["user_clicks"][:1]})
+    for wrong in (
+        {"user_age": age[:4]},
+        {"user_age": feeds["user_age"][:, 0]},
+        {"user_age": age[0, 0]},
+        {"item": feeds["item"][:4]},
+    ):
+        with pytest.raises(WrongShape, match=f"input {next(iter(wrong))} (was prepared as|has the shape)"):
+            executable.step({**feeds, **wrong})
+    for missing in ({}, {"user_age": [[1.0]]}):
+        with pytest.raises(EngineError, match=r"no value for input user_age|user_age: a list"):
+            executable.step({**{name: value for name, value in feeds.items() if name != "user_age"}, **missing})
+    executable.close()
+
+
+def test_a_step_of_few_rows_for_each_user_computes_all() -> None:
+    flat, feeds = graph_of(ranker, outputs=["y", "who"]), ranked(ROWS, users=ROWS)
+    shared = shared_of(flat, *USER, users=4)
+    assert_equals_tensorflow(flat, feeds, shared=shared)
+    assert (ROWS, 16) in shapes_of(flat, feeds, shared)["MatMul"]
+    executable = ENGINE.build(job(flat, feeds, shared=shared))
+    compact = {name: value[:2] if name in USER else value for name, value in feeds.items()}
+    of_row = np.array([1, 0, 0, 1, 1, 1], np.int32)
+    found, expected = executable.step({**compact, USERS: of_row}), executable.step(of_users(feeds, of_row, *USER))
+    assert np.array_equal(found["y"], expected["y"])
+    executable.close()
 
 
 @pytest.mark.parametrize("rows", [1, 2, ROWS])
@@ -206,7 +272,9 @@ def test_random_graphs_give_the_same_numbers(data: st.DataObject) -> None:
 
     fed = {name.removesuffix(":0"): value for name, value in random_rows.feeds(ROWS, 1).items()}
     shared = data.draw(st.lists(st.sampled_from(sorted(fed)), min_size=1, max_size=3, unique=True))
-    fed |= {name: np.repeat(fed[name][:1], ROWS, 0) for name in shared}
+    users = data.draw(st.integers(1, ROWS // 2 + 1), "users")
+    of_row = data.draw(st.lists(st.integers(0, users - 1), min_size=ROWS, max_size=ROWS), "user of each row")
+    fed = of_users(fed, of_row, *shared)
     with tf.Graph().as_default() as graph:
         builder = random_rows.Builder(tf, lambda options: data.draw(st.sampled_from(list(options))))
         for _ in range(data.draw(st.integers(2, 14))):
@@ -226,7 +294,7 @@ def test_random_graphs_give_the_same_numbers(data: st.DataObject) -> None:
             except (tf.errors.OpError, EngineError):
                 assume(False)
     try:
-        found = run(flat, feeds, 3, shared=SharedRows(taken, tuple(independent_rows(flat).inputs.items())))
+        found = run(flat, feeds, 3, shared=shared_of(flat, *taken, users=users))
     except EngineError as problem:
         if "can not be shared" not in problem.what:
             raise
