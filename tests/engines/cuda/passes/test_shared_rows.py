@@ -246,6 +246,45 @@ def test_text_of_the_user_is_looked_up_once() -> None:
     executable.close()
 
 
+@pytest.mark.parametrize("users", [1, 2])
+def test_text_of_users_goes_into_what_is_made_behind_the_device(users: int) -> None:
+    def build(tf: Any, v1: Any) -> None:
+        city, age = (
+            v1.placeholder(tf.string, [None], name="user_city"),
+            v1.placeholder(tf.float32, [None], name="user_age"),
+        )
+        item = v1.placeholder(tf.float32, [None], name="item")
+        score = tf.strings.as_string(tf.cast(tf.exp(age) * item, tf.int32))
+        tf.strings.join([city, score], separator=": ", name="label")
+
+    flat = graph_of(build, outputs=["label"])
+    city, age = np.array([b"Paris", b""], object), np.array([1.0, -0.5], np.float32)
+    of_row = np.array([0, 1, 1, 0, 1, 0] if users > 1 else [1] * ROWS, np.int32)
+    feeds = {"user_city": city[of_row], "user_age": age[of_row], "item": np.arange(ROWS, dtype=np.float32)}
+    executable = ENGINE.build(job(flat, feeds, shared=shared_of(flat, "user_city", "user_age", users=users)))
+    expected = outputs_of_tensorflow(flat, feeds)["label"].tolist()
+    each = {"user_city": city, "user_age": age, "item": feeds["item"], USERS: of_row} if users > 1 else feeds
+    one = {name: value[-1:] if name.startswith("user") else value for name, value in feeds.items()}
+    for given_ in (feeds, each, *([one] if users == 1 else [])):
+        assert executable.step_prefetching(given_, lambda: each)["label"].tolist() == expected
+    executable.close()
+
+
+@pytest.mark.parametrize("larger", [{}, {"fuse": True, "group": True}])
+def test_text_of_several_users_is_looked_up_for_each(larger: dict[str, bool]) -> None:
+    flat, of_row = graph_of(words, outputs=["y"]), [2, 0, 0, 2, 0, 2]
+    each = [said(rows) for rows in range(1, 4)]
+    feeds = {name: np.concatenate([one[name][:1] for one in each])[of_row] for name in each[0]}
+    feeds["title"] = said(ROWS)["title"]
+    shared = shared_of(flat, "user_city", "user_age", users=3)
+    assert_equals_tensorflow(flat, feeds, shared=shared, **larger)
+    assert (3, 16) in shapes_of(flat, feeds, shared)["MatMul"]
+    executable = ENGINE.build(job(flat, feeds, shared=shared))
+    with pytest.raises(WrongShape, match="are of 6 users, and a step has room for 3"):
+        executable.step({**feeds, "user_city": np.array([b"%d" % row for row in range(ROWS)], object)})
+    executable.close()
+
+
 def test_an_input_that_is_an_output_and_a_choice_by_rows() -> None:
     def build(tf: Any, v1: Any) -> None:
         user, item, other = (v1.placeholder(tf.float32, [None, 4], name=name) for name in ("user", "item", "user_b"))
@@ -294,7 +333,8 @@ def test_random_graphs_give_the_same_numbers(data: st.DataObject) -> None:
             except (tf.errors.OpError, EngineError):
                 assume(False)
     try:
-        found = run(flat, feeds, 3, shared=shared_of(flat, *taken, users=users))
+        larger = data.draw(st.sampled_from([{}, {"fuse": True, "group": True}]))
+        found = run(flat, feeds, 3, shared=shared_of(flat, *taken, users=users), **larger)
     except EngineError as problem:
         if "can not be shared" not in problem.what:
             raise
