@@ -296,6 +296,16 @@ def test_bench_has_the_model_as_it_is_beside_it(flat: Any) -> None:
     assert not done.result.failed
 
 
+@pytest.mark.parametrize(
+    ("batch", "note"), [(12, "the 12 rows of a step are of 3 users"), (4, "4 rows are fewer than two for each of 3")]
+)
+def test_bench_has_steps_of_several_users(flat: Any, batch: int, note: str) -> None:
+    quick = msplit.Settings(duration=0.0, warmup=0.0, min_rounds=1, builds=1)
+    done = msplit.bench(flat, batch=batch, users=3, streams=(1, 2), compare_tensorflow=False, settings=quick, **SHARED)
+    assert not done.result.failed
+    assert any(note in one for one in done.notes), done.notes
+
+
 def test_a_load_test_sends_requests_of_one_user(file: Path, build: Path) -> None:
     how = (
         "--device",
@@ -338,5 +348,39 @@ def test_clients_that_repeat_the_user_are_answered(flat: Any, build: Path) -> No
             tensors.to_tensor_proto(ranked(3)["user_age"], request.inputs["user_age"], as_content=True)
             answer = messages.PredictResponse.FromString(ask(request.SerializeToString(), timeout=60))
             assert set(answer.outputs) == {"y", "who"}
+    finally:
+        assert running.stop()[0] == 0
+
+
+def test_clients_of_several_users_share_steps(flat: Any, build_of_users: Path) -> None:
+    grpc = pytest.importorskip("grpc")
+    pytest.importorskip("uvicorn")
+    running = start(build_of_users, "--device", "cpu", "--model_name", "ranker")
+    try:
+        every = [*map(ranked, (1, 5, 16, 3)), *(of_several(rows, users) for rows, users in ((16, 5), (6, 6), (40, 9)))]
+        with ThreadPoolExecutor(4) as threads, grpc.insecure_channel(running.address) as channel:
+            ask = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+
+            def by_rest(feeds: Feeds) -> Feeds:
+                body = {"inputs": {name: value.tolist() for name, value in feeds.items()}}
+                status, found = running.http("/v1/models/ranker:predict", body)
+                assert status == 200, found
+                return {name: np.asarray(value) for name, value in found["outputs"].items()}
+
+            def by_grpc(feeds: Feeds) -> Feeds:
+                request = messages.PredictRequest()
+                request.model_spec.name = "ranker"
+                for name, value in feeds.items():
+                    tensors.to_tensor_proto(value, request.inputs[name], as_content=True)
+                answer = messages.PredictResponse.FromString(ask(request.SerializeToString(), timeout=60))
+                return {
+                    name: np.array(value.float_val).reshape([dim.size for dim in value.tensor_shape.dim])
+                    for name, value in answer.outputs.items()
+                }
+
+            for how in (by_rest, by_grpc):
+                sent = [*every, *map(one_row, every[:4])] * 3
+                for feeds, found in zip([*every, *every[:4]] * 3, threads.map(how, sent), strict=True):
+                    assert_right(flat, found, feeds)
     finally:
         assert running.stop()[0] == 0
