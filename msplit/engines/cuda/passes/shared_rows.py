@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ _BROADCASTS = ops_with("broadcasts") | {"SelectV2"}
 _PLACED = re.compile("_|Where|Sparse|Ragged|Unique|Dynamic|(Tensor)?Scatter|(Unsorted)?Segment|Cum")
 """Beginnings of the names of ops that are not shared, whatever they read: those that draw numbers, and those of which rows may get their
 own number."""
+_CONCAT = "ConcatV2"
 _MATRICES = 2
 _REPEATS = "_repeats"
 """Attribute of what gives all rows of the rows of users: broadcasts the one, or gathers them."""
@@ -95,7 +96,8 @@ def split_products(graph: OpGraph) -> bool:
     if not any(op.attrs.get(_REPEATS) for op in graph.ops.values()):
         return False
     readers = pattern.Readers(graph)
-    return pattern.offered(graph, lambda op: _split_product(graph, readers, op))
+    changed = pattern.offered(graph, lambda op: _split_product(graph, readers, op))
+    return pattern.offered(graph, lambda op: _gather_together(graph, op)) or changed
 
 
 def _once(graph: OpGraph, small: OpGraph, fed: Collection[Key], banned: Collection[int]) -> set[int]:
@@ -213,7 +215,7 @@ def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
     if parts is not None and parts.op == "Reshape":  # matrices that lie one behind the other
         left = parts.inputs[0]
         parts = graph.ops.get(left[0])
-    require(parts is not None and parts.op == "ConcatV2" and weights.ndim == _MATRICES)
+    require(parts is not None and parts.op == _CONCAT and weights.ndim == _MATRICES)
     assert parts is not None
     shape, axis, values = known(graph.shape(left)), graph.constants.get(parts.inputs[-1]), parts.inputs[:-1]
     require(axis is not None and int(axis) % len(shape) == len(shape) - 1 and weights.shape[0] == shape[-1])
@@ -231,12 +233,39 @@ def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
         if len(taken) > 1:
             last = graph.constant(np.asarray(len(shape) - 1, np.int32))
             keys = [*(narrow[place] or values[place] for place in taken), last]
-            made = graph.add("ConcatV2", op, dict(parts.attrs), keys, (*before, size), graph.dtype(made)).out
+            made = graph.add(_CONCAT, op, dict(parts.attrs), keys, (*before, size), graph.dtype(made)).out
         made, wanted = _reshaped(graph, op, made, (math.prod(before), size)), (math.prod(before), weights.shape[1])
         part = graph.constant(np.concatenate([rows[place] for place in taken]))
         return graph.add("MatMul", op, dict(op.attrs), [made, part], wanted, graph.dtype(made)).out
 
     _add_products(graph, readers, op, product(True, few), product(False, shape[:-1]), few, shape[:-1])
+    return True
+
+
+def _gather_together(graph: OpGraph, op: Op) -> bool:
+    """Has what is added up, or lies side by side, be so in the rows of users: it is gathered in one piece."""
+    is_concat = op.op == _CONCAT
+    require(USERS in graph.feeds and (is_concat or op.op == "AddN"))
+    count = len(op.inputs) - is_concat
+    values, more = op.inputs[:count], op.inputs[count:]
+    axes = [int(graph.constants[graph.ops[key[0]].inputs[2]]) if _narrow(graph, key) else -1 for key in values]
+    order, along = sorted(range(count), key=axes.__getitem__), -1
+    if is_concat:
+        order, along = [*range(count)], int(known(graph.constants.get(more[0]))) % len(known(graph.shape(op.out)))
+    found = list[Key]()
+    for axis, run in groupby(order, axes.__getitem__):
+        keys = [values[place] for place in run]
+        if axis in (-1, along) or len(keys) == 1:
+            found += keys
+            continue
+        few = [known(_narrow(graph, key)) for key in keys]
+        size, wide = ([*known(graph.shape(one[0]))] for one in (few, keys))
+        if is_concat:
+            size[along] = wide[along] = sum(known(graph.shape(key))[along] for key in keys)
+        made = graph.add(op.op, op, {**op.attrs, "N": len(few)}, [*few, *more], tuple(size), graph.dtype(few[0])).out
+        found.append(_gathered(graph, made, op, axis, tuple(wide)))
+    require(len(found) < count)
+    op.inputs, op.attrs = [*found, *more], {**op.attrs, "N": len(found)}
     return True
 
 

@@ -197,6 +197,27 @@ def test_what_depends_on_the_number_of_rows_is_not_taken_of_one_row() -> None:
     assert_equals_tensorflow(flat, feeds, shared=shared_of(flat, "user"))
 
 
+@pytest.mark.parametrize("of_row", [[0, 0, 0, 1, 1, 1], [2, 0, 1, 1, 0, 2]])
+@pytest.mark.parametrize("larger", [{}, {"fuse": True, "group": True}])
+def test_what_is_added_up_or_lies_side_by_side_is_gathered_in_one_piece(
+    of_row: list[int], larger: dict[str, bool]
+) -> None:
+    def build(tf: Any, v1: Any) -> None:
+        user, item = (v1.placeholder(tf.float32, [None, 4], name=name) for name in ("user", "item"))
+        one, two, three = tf.exp(user), tf.sin(user), tf.reduce_sum(tf.abs(user), 1, keepdims=True) * tf.ones([1, 4])
+        v1.add_n([one, item, two, three], name="total")
+        tf.nn.softmax(tf.concat([one, two[:, :1], item, three, one], 1), name="beside")
+        tf.concat([two[:, None], three[:, None], item[:, None]], 1, name="below")
+        v1.add_n([item, item, three], name="one_of_them")
+
+    flat = graph_of(build, outputs=["total", "beside", "below", "one_of_them"])
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((ROWS, 4)).astype(np.float32) for name in ("user", "item")}
+    feeds, shared = of_users(feeds, of_row, "user"), shared_of(flat, "user", users=3)
+    assert_equals_tensorflow(flat, feeds, shared=shared, **larger)
+    assert sorted(shapes_of(flat, feeds, shared)["GatherV2"]) == [(6, 2, 4), (6, 4), (6, 4), (6, 5), (6, 8)]
+
+
 def test_an_input_of_which_all_rows_are_read_is_refused() -> None:
     def build(tf: Any, v1: Any) -> None:
         user, item = (v1.placeholder(tf.float32, [None, 4], name=name) for name in ("user", "item"))
