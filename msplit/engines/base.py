@@ -217,6 +217,17 @@ class UserRows:
             raise ValueError("what is shared has no rows")
         return found
 
+    def hold_to(self, feeds: Arrays) -> None:
+        """Holds what was read against inputs with all rows.
+
+        Raises:
+            ValueError, TypeError, KeyError: They have others.
+        """
+        for name, one in self.entries.items():
+            rows, rest = divmod(len(feeds[name]), one)
+            if rest or (self.users > 1 and rows != self.rows):
+                raise ValueError("what is shared has other rows")
+
     def of(self, feeds: Feeds) -> Feeds:
         """What a step reads of inputs in any of the three forms.
 

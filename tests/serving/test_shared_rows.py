@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,12 @@ import pytest
 import msplit
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import MsplitError
+from msplit.run import build as builds
 from msplit.serving.server import messages, tensors
 from tests.cli.runner import msplit as run_msplit
 from tests.engines.cuda.cases import graph_of, outputs_of_tensorflow
 from tests.engines.cuda.passes.test_shared_rows import USER, of_users, ranked, ranker, said, words
+from tests.run.test_build import change
 from tests.serving.server.running import start
 
 pytest.importorskip("torch")
@@ -120,7 +123,7 @@ def test_a_runner_takes_text_of_the_user_once_or_repeated(text: Any) -> None:
         assert_asked_of_text(model.step, text)
 
 
-USERS = 5
+USERS, INDEX = 5, "(user of each row)"
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +234,43 @@ def test_text_of_several_users_in_a_build_and_in_a_model(text: Any, tmp_path: Pa
         assert_asked_of_several(model.step, text)
     with msplit.prepare(text, batch=16, streams=2, users=USERS, **SHARED) as model:
         assert_asked_of_several(model.step, text)
+
+
+@pytest.mark.parametrize("size", [80, 400, 900])
+def test_a_build_whose_inputs_are_large_is_verified_with_some_rows(
+    flat: Any, tmp_path: Path, monkeypatch: Any, size: int
+) -> None:
+    monkeypatch.setattr(builds, "LARGEST_REFERENCE", size)  # of 16 rows of 36 bytes
+    msplit.build(flat, tmp_path / "ranker.build", batches=[16], users=USERS, **SHARED)
+    with msplit.open(tmp_path / "ranker.build") as model, msplit.pool(tmp_path / "ranker.build", device="cpu") as pool:
+        feeds = of_several(16, 5)
+        assert_right(flat, model.step(feeds), feeds)
+        assert_right(flat, pool.step(feeds), feeds)
+
+
+@pytest.mark.parametrize(
+    "once",
+    [
+        {},
+        [],
+        {"user_age": 1, "user_clicks": 1},
+        {"user_age": 1, "user_clicks": 1, INDEX: [5, 1 << 40]},
+        {"user_age": 1, "user_clicks": 1, INDEX: [1 << 40, 16]},
+        {"user_age": 1, "user_clicks": 1, INDEX: [0, 16]},
+        {"user_age": 1, "user_clicks": 1, INDEX: [5]},
+        {"user_age": 1 << 40, "user_clicks": 1, INDEX: [5, 16]},
+        {"user_age": "1", "user_clicks": None, INDEX: [5, 16]},
+        {"user_age": 1, INDEX: [5, 16]},
+        {"user_age": 1, "user_clicks": 1, "none": 1, INDEX: [5, 16]},
+    ],
+)
+def test_a_build_that_says_other_rows_is_damaged(build_of_users: Path, tmp_path: Path, once: Any) -> None:
+    path = Path(shutil.copytree(build_of_users, tmp_path / "ranker.build"))
+    change(path, "3.json", lambda data: json.dumps({**json.loads(data), "once": once}).encode())
+    with pytest.raises(MsplitError):
+        msplit.open(path)
+    with pytest.raises(MsplitError):
+        msplit.pool(path, device="cpu", groups=1)
 
 
 def test_a_build_has_as_many_users_as_it_was_built_for(build_of_users: Path, build: Path) -> None:

@@ -240,6 +240,7 @@ def unpack(data: bytes, memory: torch.Tensor, tables: StoredTables, feeds: Array
     steps = tuple(unpack_step(one, compiler if fits else None) for one in found["steps"])
     program = _program(found, steps, memory, tables)
     once = UserRows.unpacked(found.get("once", {}))
+    once.hold_to(feeds)
     feeds = {STEPS: np.zeros((), np.int64), **once.of(feeds)}
     feeds = {name: feeds[name] for name in program.feeds}  # others are the host's
     # The graph that it was traced from, as far as another trace needs it.
