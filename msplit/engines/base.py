@@ -6,7 +6,7 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -271,13 +271,7 @@ class UserRows:
         begins = np.ones(rows, bool)
         begins[1:] = np.any([(one[1:] != one[:-1]).any(1) for one in values], 0)
         starts, known_as = np.flatnonzero(begins), dict[tuple[Any, ...], int]()
-        users = [
-            known_as.setdefault(
-                tuple(tuple(one[start]) if one.dtype.hasobject else one[start].tobytes() for one in values),
-                len(known_as),
-            )
-            for start in starts
-        ]
+        users = [known_as.setdefault(tuple(_name(one[start]) for one in values), len(known_as)) for start in starts]
         leading = starts[np.unique(users, return_index=True)[1]]
         found = {name: taken_rows(given[name], leading, one) for name, one in self.entries.items()}
         return {**given, **found}, np.repeat(np.asarray(users, np.int32), np.diff(starts, append=rows))
@@ -305,6 +299,15 @@ class UserRows:
         count = int(index.max()) + 1
         several = {name: one for name, one in self.entries.items() if _has(each, name, count * one)}
         return {**each, **{name: taken_rows(each[name], index, one) for name, one in several.items()}}
+
+
+def _name(row: NDArray[Any]) -> Hashable:
+    """Equal for rows of equal bytes, or strings; what is no string is refused where it is looked at."""
+    return (
+        tuple(one if isinstance(one, bytes | str) else repr(one) for one in row)
+        if row.dtype.hasobject
+        else row.tobytes()
+    )
 
 
 def _has(feeds: Feeds, name: str, size: int) -> bool:

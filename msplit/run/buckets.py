@@ -125,7 +125,7 @@ class Buckets(Executable):
                 }
             if index is not None:
                 users, of_row = np.unique(index[start:end], return_inverse=True)
-                filled |= {name: taken_rows(given[name], users, count) for name, count in shared.entries.items()}
+                filled |= {name: taken_rows(given[name], users, shared.entries[name]) for name in shared.first(given)}
                 filled[USERS] = np.append(of_row, [of_row[0]] * (bucket - end + start)).astype(np.int32)
             outputs = step(self._buckets[bucket], filled)
             return {name: part(value, 0, end - start, made.get(name, 0)) for name, value in outputs.items()}

@@ -147,6 +147,12 @@ def test_a_runner_takes_any_number_of_users(flat: Any) -> None:
                 assert_right(flat, model.step(feeds), feeds)
             for rows in (8, 3, 20):
                 assert_right(flat, model.step(one_row(ranked(rows))), ranked(rows))
+            for rows in (8, 5):
+                other = {"age" if name == "user_age" else name: value for name, value in of_several(rows, 2).items()}
+                with pytest.raises(MsplitError, match="no value for input user_age"):
+                    model.step(other)
+                with pytest.raises(MsplitError, match="input user_age"):
+                    model.step({**of_several(rows, 2), "user_age": [[1.0]] * rows})
             with pytest.raises(MsplitError, match="no value for input item"):
                 model.step(
                     {
@@ -226,6 +232,19 @@ def assert_asked_of_several(step: Callable[[Feeds], Feeds], text: Any) -> None:
         assert_right(text, step(feeds), feeds)
     for rows in (16, 4, 1, 7):
         assert_right(text, step(one_row(said(rows))), said(rows))
+
+
+def test_what_is_no_text_is_refused_where_users_are_told_apart(text: Any) -> None:
+    with (
+        msplit.prepare(text, batch=8, users=2, **SHARED) as model,
+        msplit.pool(text, batches=(8,), groups=1, users=2, **SHARED) as pool,
+    ):
+        for wrong in ([1], None, {}, 2.5):
+            feeds = said(8)
+            feeds["user_city"][3] = wrong
+            for step in (model.step, pool.step):
+                with pytest.raises(MsplitError):
+                    step(feeds)
 
 
 def test_text_of_several_users_in_a_build_and_in_a_model(text: Any, tmp_path: Path) -> None:
