@@ -266,12 +266,18 @@ class UserRows:
         if not all(_has(given, name, rows * one) for name, one in self.entries.items()):
             return self._of_one_user(given, rows), np.zeros(rows, np.int32)
         values = [given[name].reshape(rows, given[name].size // rows) for name in self.entries]
-        values = [one if one.dtype.hasobject else np.ascontiguousarray(one).view(np.uint8) for one in values]
+        texts = [one for one in values if one.dtype.hasobject]
+        plain = [np.ascontiguousarray(one).view(np.uint8) for one in values if not one.dtype.hasobject]
+        plain.append(np.zeros((rows, -sum(one.shape[1] for one in plain) % 8), np.uint8))
+        words = np.concatenate(plain, 1).view(np.uint64)  # which are compared eight times as fast as bytes
         # Rows of a user mostly stand side by side, so that few have to be looked up.
         begins = np.ones(rows, bool)
-        begins[1:] = np.any([(one[1:] != one[:-1]).any(1) for one in values], 0)
+        begins[1:] = np.any([(one[1:] != one[:-1]).any(1) for one in (words, *texts)], 0)
         starts, known_as = np.flatnonzero(begins), dict[tuple[Any, ...], int]()
-        users = [known_as.setdefault(tuple(_name(one[start]) for one in values), len(known_as)) for start in starts]
+        users = [
+            known_as.setdefault((words[start].tobytes(), *[_name(one[start]) for one in texts]), len(known_as))
+            for start in starts
+        ]
         leading = starts[np.unique(users, return_index=True)[1]]
         found = {name: taken_rows(given[name], leading, one) for name, one in self.entries.items()}
         return {**given, **found}, np.repeat(np.asarray(users, np.int32), np.diff(starts, append=rows))
@@ -316,8 +322,8 @@ def _has(feeds: Feeds, name: str, size: int) -> bool:
 
 def taken_rows(value: NDArray[Any], rows: NDArray[Any], entries: int) -> NDArray[Any]:
     """Rows of an array by their numbers, each of so many entries."""
-    found: NDArray[Any] = value.reshape(-1, entries, *value.shape[1:])[rows]
-    return found.reshape(-1, *value.shape[1:])
+    found: NDArray[Any] = value.reshape(len(value) // entries, entries, *value.shape[1:])[rows]
+    return found.reshape(len(rows) * entries, *value.shape[1:])
 
 
 def called_with(names: Iterable[str], values: Sequence[Any], named: Feeds) -> dict[str, Any]:
