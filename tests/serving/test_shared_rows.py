@@ -376,7 +376,8 @@ def test_a_load_test_sends_requests_of_one_user(file: Path, build: Path) -> None
         "--format",
         "json",
     )
-    for model in ((file, "--shared", "user_*", "--batch", "4,16", "--cuda", "effort=fast"), (build,)):
+    ours = (file, "--shared", "user_*", "--batch", "4,16", "--cuda", "effort=fast")
+    for model in (ours, (*ours, "--users", "3"), (build,)):
         done = run_msplit("load", *model, *how)
         assert done.code == 0, done.err
 

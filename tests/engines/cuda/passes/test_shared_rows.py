@@ -325,6 +325,14 @@ def test_an_input_that_is_an_output_and_a_choice_by_rows() -> None:
         ENGINE.build(job(flat, feeds, shared=shared_of(flat, "user")))
 
 
+MEETINGS: list[Any] = [
+    lambda tf, g, t: tf.add_n([t, g.like(t), g.like(t), g.like(t)]),
+    lambda tf, g, t: tf.concat([t, g.like(t), g.other(), g.like(t)], g.axis(t)),
+    lambda tf, g, t: tf.matmul(tf.concat([t, g.other()], -1), g.weights(t.shape[-1] + g.other().shape[-1], 2)),
+]
+"""Steps that several values go into, of users and of rows."""
+
+
 @settings(max_examples=examples(20, 5_000), suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_random_graphs_give_the_same_numbers(data: st.DataObject) -> None:
@@ -338,7 +346,7 @@ def test_random_graphs_give_the_same_numbers(data: st.DataObject) -> None:
     with tf.Graph().as_default() as graph:
         builder = random_rows.Builder(tf, lambda options: data.draw(st.sampled_from(list(options))))
         for _ in range(data.draw(st.integers(2, 14))):
-            made = builder.step(random_rows.STEPS, builder.other())
+            made = builder.step([*random_rows.STEPS, *MEETINGS], builder.other())
             builder.values += [] if made is None else [made]
         names = [tensor.op.name for tensor in builder.values[len(random_rows.INPUTS) :]]
         assume(names)
