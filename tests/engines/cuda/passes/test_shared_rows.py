@@ -325,11 +325,22 @@ def test_an_input_that_is_an_output_and_a_choice_by_rows() -> None:
         ENGINE.build(job(flat, feeds, shared=shared_of(flat, "user")))
 
 
+def _side_by_side(tf: Any, g: Any, t: Any, *, multiplied: bool) -> Any:
+    other = g.choose([one for one in g.values if one.shape.rank == t.shape.rank])
+    beside = tf.concat(g.choose([[t, tf.abs(t), other], [other, t], [t, other, tf.square(t), -t]]), -1)
+    return tf.tensordot(beside, g.weights(beside.shape[-1], 2), 1) if multiplied else beside
+
+
+def _sum(tf: Any, g: Any, t: Any) -> Any:
+    others = [g.like(t), g.like(t)]
+    return tf.add_n(g.choose([[t, tf.abs(t), *others], [others[0], t, others[1], tf.square(t)]]))
+
+
 MEETINGS: list[Any] = [
-    lambda tf, g, t: tf.add_n([t, g.like(t), g.like(t), g.like(t)]),
-    lambda tf, g, t: tf.concat([t, g.like(t), g.other(), g.like(t)], g.axis(t)),
-    lambda tf, g, t: tf.matmul(tf.concat([t, g.other()], -1), g.weights(t.shape[-1] + g.other().shape[-1], 2)),
-]
+    _sum,
+    lambda tf, g, t: _side_by_side(tf, g, t, multiplied=True),
+    lambda tf, g, t: _side_by_side(tf, g, t, multiplied=False),
+] * 4
 """Steps that several values go into, of users and of rows."""
 
 
