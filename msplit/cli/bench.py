@@ -85,6 +85,7 @@ def command(
         engine=run.engine,
         split=run.split,
         shared=run.shared,
+        users=run.users,
         table_memory=run.table_memory,
         place=run.place,
         plan=run.plan,

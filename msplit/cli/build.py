@@ -31,6 +31,7 @@ class Run(options.SharedInputs, options.TableMemory, options.OnDevice, options.K
             "plan": self.plan,
             "device": self.device,
             "shared": self.shared,
+            "users": self.users,
             "table_memory": self.table_memory,
         }
 

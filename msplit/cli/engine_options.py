@@ -48,7 +48,7 @@ class SharedEngine(options.SharedInputs, options.TableMemory, options.Devices, E
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of the library; shapes left out."""
-        return {**super().arguments(), "shared": self.shared, "table_memory": self.table_memory}
+        return {**super().arguments(), "shared": self.shared, "users": self.users, "table_memory": self.table_memory}
 
 
 def _number_or_auto(text: str) -> int | str:

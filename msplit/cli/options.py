@@ -347,12 +347,17 @@ class Devices:
 
 @dataclass(frozen=True)
 class SharedInputs:
-    """Inputs that have one row in a step."""
+    """Inputs that have one row for each user of a step."""
 
     shared: tuple[str, ...] = option(
         multiple=True,
         metavar="PATTERN",
         help="cuda: inputs with the same row throughout a step, such as 'user_*': what depends on them alone is computed once. Repeatable.",
+    )
+    users: int = option(
+        type=click.IntRange(1),
+        default=1,
+        help="Most users of a step: inputs of --shared have one row for each of them.",
     )
 
 

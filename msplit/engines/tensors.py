@@ -84,6 +84,17 @@ def pieces(rows: int, most: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + most, rows)) for start in range(0, rows, most))
 
 
+def pieces_of_users(index: NDArray[np.int32], most: int, users: int) -> Iterator[tuple[int, int]]:
+    """First row, and the one behind the last, of each piece of so many rows at most, of so many users at most, by the user of each row."""
+    start, seen = 0, set[int]()
+    for row, user in enumerate(index.tolist()):
+        if row - start == most or (user not in seen and len(seen) == users):
+            yield start, row
+            start, seen = row, set()
+        seen.add(user)
+    yield start, len(index)
+
+
 def part(value: Any, start: int, end: int, entries: int) -> Any:
     """Rows of an array or a PyTorch tensor of which so many entries belong to a row; all of one without rows (0)."""
     return value[start * entries : end * entries] if entries else value

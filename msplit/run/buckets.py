@@ -7,11 +7,13 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from msplit.analysis.rows.walk import independent_rows
-from msplit.engines.base import Arrays, Executable, Feeds, Following, is_tensor
+from msplit.engines.base import USERS, Arrays, Executable, Feeds, Following, UserRows, is_tensor, taken_rows
 from msplit.engines.cuda.options import SharedRows
-from msplit.engines.tensors import joined, part, pieces, tensor
-from msplit.errors import EngineError, MsplitError
+from msplit.engines.tensors import as_array, joined, part, pieces, pieces_of_users, tensor
+from msplit.errors import EngineError, MsplitError, WrongShape
 from msplit.flatten.flat import FlatGraph
 from msplit.run.request import RunRequest
 
@@ -28,19 +30,21 @@ class RowProof:
         mixes: Why it was not.
         row: A legal row of each input that has rows, where rows are independent.
         batch: Rows of the step that it was taken from.
+        shared: Inputs of which a step reads one row for each user.
     """
 
     counts: Counts | None
     mixes: str
     row: Arrays
     batch: int
+    shared: UserRows
 
     @classmethod
-    def of(cls, counts: Counts | None, mixes: str, feeds: Arrays) -> RowProof:
+    def of(cls, counts: Counts | None, mixes: str, feeds: Arrays, shared: UserRows) -> RowProof:
         """Makes it of what `rows_of` gives and inputs of a step, which are legal."""
         entries = {name: count for name, count in (counts[0] if counts is not None else {}).items() if count}
-        row = {name: feeds[name][:count].copy() for name, count in entries.items()}
-        return cls(counts, mixes, row, _batch(feeds, counts, ()))
+        row = {name: feeds[name][:count].copy() for name, count in {**entries, **shared.entries}.items()}
+        return cls(counts, mixes, row, _batch(feeds, counts, ()), shared)
 
 
 def rows_of(flat: FlatGraph, request: RunRequest) -> tuple[Counts | None, str]:
@@ -97,9 +101,14 @@ class Buckets(Executable):
         with_rows = [name for name, count in (self._proof.counts or ({}, {}))[0].items() if count]
         if not isinstance(feeds, Mapping) or not all(getattr(feeds.get(name), "shape", ()) for name in with_rows):
             return step(self._largest, feeds)  # which says what is no input of the model, or none of these
-        batch = self.batch(feeds)
+        batch, shared, problem = self.batch(feeds), self._proof.shared, None
         if batch in self._buckets:
-            return step(self._buckets[batch], feeds)
+            try:
+                return step(self._buckets[batch], feeds)
+            except WrongShape as wrong:
+                if shared.users == 1:
+                    raise
+                problem = wrong  # it may be that there are too many users
         if self._proof.counts is None:
             raise EngineError(
                 f"a batch of {batch} is none of those that were built ({', '.join(map(str, self._buckets))}), "
@@ -117,13 +126,28 @@ class Buckets(Executable):
                     name: _filled(value, end - start, bucket, entries[name]) if entries.get(name) else value
                     for name, value in filled.items()
                 }
+            if index is not None:
+                users, of_row = np.unique(index[start:end], return_inverse=True)
+                filled |= {name: taken_rows(given[name], users, shared.entries[name]) for name in shared.first(given)}
+                filled[USERS] = np.append(of_row, [of_row[0]] * (bucket - end + start)).astype(np.int32)
             outputs = step(self._buckets[bucket], filled)
             return {name: part(value, 0, end - start, made.get(name, 0)) for name, value in outputs.items()}
 
-        given = {name: tensor(name, value) if is_tensor(value) else value for name, value in feeds.items()}
+        on_host = shared.entries if shared.users > 1 else ()
+        given = {
+            name: (as_array if name in on_host else tensor)(name, value) if is_tensor(value) else value
+            for name, value in feeds.items()
+        }
+        index = None
         if not batch:  # a legal row, of which nothing is given out
             return joined([one({**given, **self._proof.row}, 0, 1)], made, 0)
-        return joined([one(given, start, end) for start, end in pieces(batch, self._most)], made, batch)
+        cuts = [*pieces(batch, self._most)]
+        if shared.users > 1:
+            given, index = shared.by_user(given, batch)
+            cuts = [*pieces_of_users(index, self._most, shared.users)]
+            if problem is not None and len(cuts) == 1:
+                raise problem
+        return joined([one(given, start, end) for start, end in cuts], made, batch)
 
     def batch(self, feeds: Feeds) -> int:
         """Rows of the inputs of a step; without knowing which have rows, by what the first one has.

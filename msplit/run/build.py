@@ -25,9 +25,9 @@ from msplit import formats
 from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core import arguments
 from msplit.core.arguments import Precision, listed, whole
-from msplit.engines.base import Arrays, Executable, Job, timed
+from msplit.engines.base import Arrays, Executable, Job, taken_rows, timed
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.options import EngineOptions
+from msplit.engines.cuda.options import EngineOptions, SharedRows
 from msplit.errors import Closed, EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
@@ -255,6 +255,7 @@ def _reference(ready: Ready, precision: Precision, computed: Mapping[str, str]) 
     few = feeds
     if sum(value.nbytes for value in feeds.values()) > LARGEST_REFERENCE:
         few = {name: _first_rows(value, LARGEST_REFERENCE // len(feeds)) for name, value in feeds.items()}
+        few |= _of_users(ready.chosen.job.options.shared, feeds, few)
         feeds, known = {name: np.resize(value, feeds[name].shape) for name, value in few.items()}, None
     outputs = ready.runner.step(feeds)
     own = known or Reference(few, outputs, _ITSELF)
@@ -262,6 +263,16 @@ def _reference(ready: Ready, precision: Precision, computed: Mapping[str, str]) 
     checks.append(compare(outputs, own.outputs, precision=precision, computed=computed))
     found = [(one.name, one.needed) for check in checks for one in check.outputs if math.isfinite(one.needed)]
     return replace(own, needed={name: max(one for other, one in found if other == name) for name, _ in found})
+
+
+def _of_users(shared: SharedRows | None, feeds: Arrays, few: Arrays) -> Arrays:
+    """Of inputs that are shared, the same rows of all, from each user if there are enough: else these would be of more users, repeated."""
+    if shared is None or shared.users == 1:
+        return {}
+    entries, rows = dict(shared.entries), shared.rows(feeds)
+    kept = max(min(len(few[name]) // entries[name] for name in shared.inputs), 1)
+    numbers = np.arange(kept) * rows // kept
+    return {name: taken_rows(feeds[name], numbers, entries[name]) for name in shared.inputs}
 
 
 def _first_rows(value: NDArray[Any], most: int) -> NDArray[Any]:
@@ -329,7 +340,7 @@ def open(
     largest = manifest.rungs[-1].program
     batches = {bucket.batch or 0: running[bucket.program] for bucket in manifest.rungs}
     example = references[largest].feeds
-    proof = RowProof.of(manifest.rows, manifest.mixes, example)
+    proof = RowProof.of(manifest.rows, manifest.mixes, example, loaded.restored[largest].shared)
     runner = runner_of(
         running[largest] if len(running) == 1 else Buckets(batches, proof),
         example,

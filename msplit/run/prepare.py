@@ -13,7 +13,7 @@ from msplit.assignment.model import opened
 from msplit.core import statistics
 from msplit.core.arguments import Precision
 from msplit.core.statistics import Ratio
-from msplit.engines.base import Arrays, TensorFlowOptions, side_by_side
+from msplit.engines.base import Arrays, TensorFlowOptions, UserRows, side_by_side
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
@@ -119,7 +119,13 @@ def prepare_for(
 def _with_rows(ready: Ready) -> Runner:
     """The runner, which knows whether it may cut rows and fill them up, and what it was made of."""
     job = ready.chosen.job
-    ready.runner.rows = RowProof.of(*rows_of(job.flat, ready.setup.request), job.feeds)
+    rows, shared = rows_of(job.flat, ready.setup.request), job.options.shared
+    own = (
+        UserRows()
+        if shared is None
+        else UserRows({name: dict(shared.entries)[name] for name in shared.inputs}, shared.users)
+    )
+    ready.runner.rows = RowProof.of(*rows, job.feeds, own)
     ready.runner.renews = RunnerValues(ready.runner, ready.chosen.engine, job, ready.setup.request)
     return ready.runner
 

@@ -133,6 +133,7 @@ class RunOptions(StepOptions, total=False):
     batch: int | None
     shapes: Mapping[str, tuple[int, ...]]
     shared: Sequence[str]
+    users: int
     table_memory: float | None
 
 
@@ -180,6 +181,8 @@ class RunRequest:
             empty: one GPU. Such a step is not captured, whatever `capture` says: it is launched kernel by kernel. Cuda engine only.
         shared: Inputs that have the same row throughout a step, such as those of one user beside many items: names, or patterns as in
             ``user_*``. What depends on them alone is computed once. A step is given one row of each, or equal ones. Cuda engine only.
+        users: Most users of a step: what is shared has the same row in all rows of a user, and is computed once for each. Shared inputs
+            are given one row, or all rows.
         table_memory: GB of the GPU for lookup tables, of which the larger ones stay in the host's memory: the GPU keeps the rows that are
             read most, and reads others over the bus. None: all are on the GPU. Cuda engine only.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
@@ -211,6 +214,7 @@ class RunRequest:
     devices: Sequence[int] = ()
     split: Sequence[int] = ()
     shared: Sequence[str] | SharedRows = ()
+    users: int = 1
     table_memory: float | None = None
     reference: Path | None = None
     op_libraries: Sequence[Path] = ()
@@ -240,6 +244,7 @@ class RunRequest:
             object.__setattr__(self, name, listed(name, getattr(self, name)))
         if not isinstance(self.shared, SharedRows):
             object.__setattr__(self, "shared", listed("shared", self.shared))
+        whole("the number of users", self.users)
         for streams in self.streams:
             whole("the number of streams", streams, 1, MAX_STREAMS)
         if self.workload.batch is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from msplit import escape
 from msplit.assignment.model import DisplayMixin, Facts
-from msplit.engines.base import Arrays, Executable, Feeds, Following, called_with, refuse
+from msplit.engines.base import USERS, Arrays, Executable, Feeds, Following, called_with, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensors import as_array
 from msplit.errors import Closed, EngineError, WrongShape
@@ -149,7 +149,8 @@ class Runner(DisplayMixin):
         """
         if self.improved is not None and not self._told and self.improved.done():
             self._tell(self.improved)
-        if not isinstance(feeds, Mapping) or len(feeds) != len(self.inputs):  # the engine looks for what it needs only
+        # The engine looks for what it needs only.
+        if not isinstance(feeds, Mapping) or len(feeds) != len(self.inputs) or USERS in feeds:
             refuse(feeds, self.inputs)
         with self.turn:
             self._refuse_closed()
@@ -168,7 +169,7 @@ class Runner(DisplayMixin):
         if self.rows is None or isinstance(executable, Buckets):
             raise problem
         found = Buckets({self.rows.batch: executable}, self.rows)
-        if found.batch(feeds) == self.rows.batch:
+        if found.batch(feeds) == self.rows.batch and self.rows.shared.users == 1:
             raise problem
         if self.rows.counts is None:
             problem.details = (f"they can not be cut or filled up to it: {self.rows.mixes}",)

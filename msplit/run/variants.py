@@ -18,7 +18,7 @@ from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda.coverage import cover, needed_nodes, shared_rows, toolchain
 from msplit.engines.cuda.engine import ENGINE as CUDA
-from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, KernelMode, SharedRows
+from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, KernelMode, SharedRows, rows_of_users
 from msplit.engines.tensorflow.cluster import foreign_text
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
@@ -144,6 +144,7 @@ def set_up(
     refused = toolchain().refused if engine is CUDA else ()
     if request.is_fast and engine is TENSORFLOW:
         notes.append("effort fast is for the cuda engine: TensorFlow runs as it does otherwise")
+    notes += _users(shared, feeds)
     launched = SPLIT_IS_LAUNCHED if request.split and request.capture else ""
     notes += filter(
         None, [*reached, *said, launched, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))]
@@ -215,7 +216,7 @@ def _kinds(
 
 
 def _shared(flat: FlatGraph, request: RunRequest) -> SharedRows | None:
-    """Inputs of which a step computes one row; None where none are named.
+    """Inputs of which a step computes one row for each user; None where none are named.
 
     Raises:
         MsplitError: There is no such input, or it has no rows, or no other has any; or rows are not independent.
@@ -223,6 +224,10 @@ def _shared(flat: FlatGraph, request: RunRequest) -> SharedRows | None:
     if isinstance(request.shared, SharedRows):
         return request.shared
     if not request.shared:
+        if request.users > 1:
+            raise MsplitError(
+                f"a step has {request.users} users, and no input is shared", fix="name some: shared (--shared)"
+            )
         return None
     found = inputs_called(flat, request.shared)
     counts, mixes = rows_of(flat, request)
@@ -232,7 +237,17 @@ def _shared(flat: FlatGraph, request: RunRequest) -> SharedRows | None:
     if without or not any(count for name, count in counts[0].items() if name not in found):
         said = f"input {without[0]} has no rows" if without else "no other input has rows"
         raise MsplitError(f"{said}, so that none can be shared", fix="name inputs of the user alone")
-    return SharedRows(found, tuple(counts[0].items()))
+    return SharedRows(found, tuple(counts[0].items()), request.users)
+
+
+def _users(shared: SharedRows | None, feeds: Arrays) -> list[str]:
+    """Remark on the users of a step."""
+    if shared is None or shared.users == 1:
+        return []
+    rows = shared.rows(feeds)
+    if rows_of_users(shared.users, rows) == rows:
+        return [f"{rows} rows are fewer than two for each of {shared.users} users: all of them are computed"]
+    return [f"the {rows} rows of a step are of {shared.users} users, who have as many each, one behind the other"]
 
 
 def _state(flat: FlatGraph, request: RunRequest) -> Arrays:

@@ -9,10 +9,11 @@ import pytest
 
 import msplit
 from tests.engines.cuda.cases import graph_of, outputs_of_tensorflow
-from tests.engines.cuda.passes.test_shared_rows import ranked, ranker
+from tests.engines.cuda.passes.test_shared_rows import USER, of_users, ranked, ranker
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("tensorflow")
+torch = pytest.importorskip("torch")
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 
@@ -33,6 +34,33 @@ def test_shared_rows(precision: str) -> None:
             for found in (model.step(feeds), model.step(one), pool.step(feeds), pool.step(one)):
                 for name, value in expected.items():
                     np.testing.assert_allclose(found[name], value, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
+def test_shared_rows_of_several_users(precision: str) -> None:
+    flat, close = graph_of(ranker, outputs=["y", "who"]), {"ieee": 1e-4, "tf32": 2e-2, "bf16": 1e-1}[precision]
+    options = {"streams": 4, "engine": "cuda", "precision": precision, "shared": ["user_*"], "users": 5}
+    with (
+        msplit.prepare(flat, batch=64, **options) as model,
+        msplit.pool(flat, batches=(4, 16, 64), groups=2, max_delay_us=2000.0, **options) as pool,
+    ):
+        assert model.facts["captured"]
+        for rows, users in ((64, 5), (64, 64), (3, 2), (17, 4), (200, 9), (40, 1)):
+            of_row = np.random.default_rng(rows).integers(0, users, rows)
+            feeds = of_users(ranked(rows, users=rows), of_row, *USER)
+            on_gpu = {name: torch.from_numpy(value).cuda() for name, value in feeds.items()}
+            expected = outputs_of_tensorflow(flat, feeds)
+            for found in (model.step(feeds), model.step(on_gpu), pool.step(feeds), pool.step(on_gpu)):
+                for name, value in expected.items():
+                    np.testing.assert_allclose(found[name], value, rtol=close, atol=close)
+        requests = [ranked(1 + number % 7) for number in range(60)]
+        before = pool.stats().steps
+        going = [pool.submit(one) for one in requests]
+        for one, future in zip(requests, going, strict=True):
+            found = future.result(60)
+            for name, value in outputs_of_tensorflow(flat, one).items():
+                np.testing.assert_allclose(found[name], value, rtol=close, atol=close)
+        assert pool.stats().steps - before < len(requests)
 
 
 @pytest.mark.parametrize("threads", [None, 2])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from msplit.core.arguments import Precision
 from msplit.core.dag import reached
 from msplit.core.graph import CONTROL
-from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, Job
+from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, USERS, Arrays, Job, UserRows
 from msplit.engines.cuda.autotune.tuner import Family, Tuner, choosing_for
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
 from msplit.engines.cuda.frontend.functionalize import raise_control
@@ -32,7 +32,7 @@ from msplit.engines.cuda.ir.verify import Stage
 from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
-from msplit.engines.cuda.options import KernelMode, Shards, SharedRows
+from msplit.engines.cuda.options import KernelMode, Shards, SharedRows, rows_of_users
 from msplit.engines.cuda.passes.distributed.split import Split
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
 from msplit.engines.cuda.passes.pipeline import Context, list_fusions, run_passes, specialized_copy
@@ -41,6 +41,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
+from msplit.engines.cuda.passes.shared_rows import Sharing
 from msplit.engines.cuda.passes.tracing import list_choices, lookup_tables, trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized
 from msplit.engines.cuda.runtime.host import HostPart
@@ -384,15 +385,22 @@ def _sharing(
     Raises:
         EngineError: Of an input that was to be shared all rows are read.
     """
-    small = _resized(graph, context, shared.one_row(feeds), part)
-    if small is not None:
-        context = replace(context, shared=((*shared.inputs, *_made_of(shared, part, whole)), small))
+    rows = shared.rows(feeds)
+    users, entries = rows_of_users(shared.users, rows), {name: count for name, count in shared.entries if count}
+    own = {name: entries[name] for name in shared.inputs}
+    if users < rows:
+        small = _resized(graph, context, shared.first(feeds, users), part)
+        if small is not None:
+            names = (*own, *_made_of(shared, part, whole))
+            context = replace(context, shared=Sharing(names, small, users, rows))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
     if part is not None:
-        entries = {name: count for name, count in shared.entries if count}
-        counted = next((name, count) for name, count in entries.items() if name not in shared.inputs)
-        part = replace(part, shared={name: entries[name] for name in shared.inputs}, counted=counted)
-    found = _rewritten(graph, part, context)
+        counted = next((name, count) for name, count in entries.items() if name not in own)
+        part = replace(part, shared=UserRows(own, shared.users, rows), counted=counted)
+    found = _rewritten(graph, part, context, users, rows)
+    if users == rows:  # all rows are read, of which one may be given for each user
+        own = {name: one for name, one in own.items() if name in graph.feeds}
+        return replace(found, once=UserRows(own, shared.users, rows))
     _refuse_all_rows(shared, feeds, found)
     return found
 
@@ -418,11 +426,11 @@ def _refuse_all_rows(shared: SharedRows, feeds: Arrays, found: Rewritten) -> Non
     Raises:
         EngineError: There is one.
     """
-    one = shared.one_row(feeds)
+    few = shared.first(feeds, shared.users)
     for name in shared.inputs:
         if (
-            name not in found.once
-            and len(one[name]) < len(feeds[name])
+            name not in found.once.entries
+            and len(few[name]) < len(feeds[name])
             and (found.host is None or name in found.graph.feeds)
         ):
             said = "the graph fixes the number of rows"
@@ -433,12 +441,13 @@ def _refuse_all_rows(shared: SharedRows, feeds: Arrays, found: Rewritten) -> Non
             raise EngineError(f"input {name} can not be shared: {said}", fix="leave it out of shared (--shared)")
 
 
-def _rewritten(graph: OpGraph, part: HostPart | None, context: Context) -> Rewritten:
-    """The graph with inputs for it, of which it may read one row where all are given."""
-    feeds = {name: context.feeds[name] for name in graph.feeds}
-    shapes = {name: graph.shapes[key] for name, key in graph.feeds.items()}
-    once = {name: shape[0] for name, shape in shapes.items() if shape != feeds[name].shape}
-    feeds = {name: value[: once[name]] if name in once else value for name, value in feeds.items()}
+def _rewritten(graph: OpGraph, part: HostPart | None, context: Context, users: int = 1, rows: int = 0) -> Rewritten:
+    """The graph with inputs for it, of which it may read one row for each user where all are given."""
+    feeds = {name: context.feeds[name] for name in graph.feeds if name != USERS}
+    shapes = {name: graph.shapes[graph.feeds[name]] for name in feeds}
+    few = {name: shape[0] // users for name, shape in shapes.items() if shape != feeds[name].shape}
+    once = UserRows(few, users, rows)
+    feeds = {**once.of(feeds)}
     return Rewritten(graph, feeds, part, once, context=replace(context, feeds=feeds))
 
 

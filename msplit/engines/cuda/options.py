@@ -115,28 +115,45 @@ class Shards:
     is_open: bool = True
 
 
+def rows_of_users(users: int, rows: int) -> int:
+    """Rows that a step of so many rows, and so many users at most, reads of what is shared: one for each user. One that has fewer than two
+    rows for each user reads all: there is little to save."""
+    return users if 2 * users <= rows else rows
+
+
 @dataclass(frozen=True)
 class SharedRows:
-    """Inputs that have the same row throughout a step, such as those of one user.
+    """Inputs that have the same row in all rows of a step that are of one user.
 
     Attributes:
         inputs: Their names.
         entries: Of each input that has rows, how many entries of its first axis belong to one.
+        users: Most users of a step.
     """
 
     inputs: tuple[str, ...]
     entries: tuple[tuple[str, int], ...]
+    users: int = 1
 
-    def one_row(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The first row of each input that has rows."""
+    def rows(self, feeds: Mapping[str, Any]) -> int:
+        """Rows of a step."""
+        counted = [(name, one) for name, one in self.entries if one]
+        return next(len(feeds[name]) // one for name, one in sorted(counted, key=lambda pair: pair[0] in self.inputs))
+
+    def first(self, feeds: Mapping[str, Any], rows: int) -> dict[str, Any]:
+        """The first rows of each input that has rows."""
         entries = dict(self.entries)
-        return {name: value[: entries[name]] if entries.get(name) else value for name, value in feeds.items()}
+        return {name: value[: rows * entries[name]] if entries.get(name) else value for name, value in feeds.items()}
 
     def repeated(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs of which those that are shared have their first row everywhere."""
-        rows = {name: self.one_row(feeds)[name] for name in self.inputs}
+        """Inputs of which those that are shared have the first rows, one for each user, everywhere: as many for each as there is room for,
+        one behind the other."""
+        rows = self.rows(feeds)
+        of_row, entries = np.arange(rows) * rows_of_users(self.users, rows) // rows, dict(self.entries)
         return {
-            name: np.concatenate([rows[name]] * (len(value) // len(rows[name]))) if name in rows else value
+            name: value.reshape(rows, entries[name], *value.shape[1:])[of_row].reshape(value.shape)
+            if name in self.inputs
+            else value
             for name, value in feeds.items()
         }
 
@@ -147,7 +164,7 @@ class EngineOptions:
 
     Attributes:
         device: "cuda", or "cpu" to simulate streams on CPU tensors; with a number behind it, such as "cuda:1", a certain one.
-        shared: Inputs of which one row is computed; None: all rows are.
+        shared: Inputs of which one row is computed for each user of a step; None: all rows are.
         table_memory: Bytes of the device for lookup tables: larger ones stay in the host's memory, and the rows that are read most have a
             cache in these bytes. None: all tables are on the device.
         devices: All that share the rows of a step, `device` the first of them; none: `device` alone.

@@ -115,7 +115,9 @@ class Pool(DisplayMixin):
         self.ports = ports
         if steps is None:
             levels = [level for level, _ in slots]
-            scheduler = Scheduler(levels, ports.batches, ports.bucket, settings, holds_thread=bool(threads))
+            scheduler = Scheduler(
+                levels, ports.batches, ports.bucket, settings, holds_thread=bool(threads), users=ports.users
+            )
             steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
         self._steps = steps
         self._driver = ThreadDriver(self._steps, polls=self.polls)
@@ -141,7 +143,7 @@ class Pool(DisplayMixin):
         if type(priority) is not int or priority:
             priority = whole("the priority", priority, 0, self.settings.priorities - 1)
         arrays, rows, key = self.ports.check(feeds)
-        step = self._steps.take(priority, rows) if self.ports.fits(rows) else None
+        step = self._steps.take(priority, rows) if self.ports.fits(arrays, rows) else None
         if step is not None:
             return self._steps.cut(self._driver.run_alone(step, arrays), rows)
         future = self._put(arrays, rows, key, priority, NEVER, now := time.perf_counter())
@@ -195,7 +197,7 @@ class Pool(DisplayMixin):
             timeout: Seconds after which it is too late to start the request.
         """
         arrays, rows, key = self.ports.check(feeds)
-        step = self._steps.take(priority, rows) if self._is_idle and self.ports.fits(rows) else None
+        step = self._steps.take(priority, rows) if self._is_idle and self.ports.fits(arrays, rows) else None
         if step is not None:
             future = PoolFuture(self._driver)
             future.set_running_or_notify_cancel()
@@ -212,14 +214,14 @@ class Pool(DisplayMixin):
     ) -> PoolFuture:
         """Takes a request whose inputs were checked; one that fits into no step in parts."""
         ports, late = self.ports, now + patience
-        if ports.fits(rows):
+        if ports.fits(feeds, rows):
             return self._queue(feeds, rows, key, level, late, on_device, now)
         whole = PoolFuture(self._driver)
         parts = [partial(self._queue, *one, key, level, late, on_device) for one in ports.parts(feeds, rows)]
         request = PartedRequest(parts, lambda answers: ports.whole(answers, rows), whole)
         self._parted[request] = None
         Future.add_done_callback(whole, lambda _: self._parted.pop(request))
-        request.begin(self._steps.most_parts)
+        request.begin(self._steps.most_parts * ports.users)
         return whole
 
     def _queue(
@@ -235,7 +237,8 @@ class Pool(DisplayMixin):
     ) -> PoolFuture:
         future = PoolFuture(self._driver)
         claim = future.set_running_or_notify_cancel
-        self._steps.put(Request(rows, key, level, now, late, claim, {**feeds}, future, on_device, admitted))
+        user = self.ports.user(feeds)
+        self._steps.put(Request(rows, key, level, now, late, claim, {**feeds}, future, on_device, admitted, user=user))
         return future
 
     @property
@@ -265,7 +268,8 @@ class Pool(DisplayMixin):
                 reply.begun()
                 self._driver.start_alone(step, feeds, reply)
                 return
-        self._steps.put(Request(rows, self.ports.key(feeds), level, since, deadline, claim, feeds, reply))
+        key, user = self.ports.key(feeds), self.ports.user(feeds)
+        self._steps.put(Request(rows, key, level, since, deadline, claim, feeds, reply, user=user))
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Does the work of the pool: ends steps that are over, and starts those that are due. An event loop calls it again and again, so

@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_left
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, one_row, refuse
+from msplit.engines.base import USERS, Arrays, Feeds, UserRows, is_array, is_tensor, one_row, refuse
 from msplit.engines.host.hashing import all_bytes
-from msplit.engines.tensors import as_array, joined, lies_on, part, pieces, tensor
+from msplit.engines.tensors import as_array, joined, lies_on, part, pieces, pieces_of_users, tensor
 from msplit.errors import EngineError
 from msplit.formats.tensors import numpy_dtype
 from msplit.serving.pool.settings import MAX_STEPS
@@ -66,6 +66,7 @@ class Ports:
     Attributes:
         inputs: Type and shape of every input by name.
         joins: True where several requests may share a step, and a step may be padded.
+        users: Most users of a step.
         batches: Rows of the steps that were prepared, ascending; empty where shapes are fixed.
         example: Request that is legal, where one is known; else empty.
     """
@@ -85,7 +86,7 @@ class Ports:
         self.batches = tuple(batch for batch in shapes if batch)
         self._pads, self._device, self.example = pads, device, example or {}
         self.joins, self._mixes = rows is not None and bool(self.batches), mixes
-        self._largest, self._once = max(self.batches, default=0), dict[str, int]()
+        self._largest, self._once, self.users = max(self.batches, default=0), UserRows(), 1
         self._most = max_rows or MAX_STEPS * self._largest
         # Shapes are told as those of the largest step, in which an axis that belongs to rows has no size.
         largest = [*shapes.values()][-1]
@@ -111,6 +112,7 @@ class Ports:
         self._exact: dict[int, list[tuple[str, np.dtype[Any], Shape]]] = {}  # the same for a number of rows
         self._shapes = dict(shapes)
         self._shared = [name for name, count in self._entries.items() if not count and self.joins]
+        self._keyed = self._shared
         self._texts = [name for name in largest if dtypes[name] == _TEXT]
         self._row = {
             name: _first_row(largest[name], dtypes[name], count, self.example.get(name))
@@ -125,13 +127,18 @@ class Ports:
             for name, value in example.items()
         }
 
-    def sharing(self, once: Mapping[str, int]) -> Ports:
-        """A copy whose requests have one row of some inputs, or any number of equal ones: by name the entries of a row."""
+    def sharing(self, once: UserRows) -> Ports:
+        """A copy whose requests have one row of some inputs, or any number of equal ones; where steps have several users, also all rows,
+        of several users: these are cut into requests of one each."""
         found = copy.copy(self)
-        found._once, found.inputs = dict(once), dict(self.inputs)
-        for name, entries in once.items():
+        found._once, found.inputs, found.users = once, dict(self.inputs), once.users
+        if once.users > 1:  # which share steps
+            found._keyed = [name for name in self._shared if name not in once.entries]
+        for name, entries in once.entries.items():
             port = self.inputs[name]
             most = entries * self._most * math.prod(size or 1 for size in port.shape[1:])
+            dtype, shape = next((dtype, shape) for one, dtype, shape, _ in self._wanted if one == name)
+            found._row = {**found._row, name: _first_row(shape, dtype, entries, self.example.get(name))}
             found.inputs[name] = replace(port, shape=(None, *port.shape[1:]), most=most, once=entries)
         return found
 
@@ -187,12 +194,27 @@ class Ports:
         if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
             raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
-        arrays = one_row(self._once, {name: self._taken(name, value) for name, value in feeds.items()})
-        rows = self._rows(arrays)
-        refuse(arrays, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
+        arrays, rows = self._by_user({name: self._taken(name, value) for name, value in feeds.items()})
         for name in self._texts:
             arrays[name] = _as_bytes(name, arrays[name])
         return arrays, rows, self.key(arrays)
+
+    def _by_user(self, arrays: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Inputs with one row of what is shared for each user, where a step has several users with that of each row, and how many rows the
+        others have. Raises what `check` does."""
+        several = np.zeros(0, np.int32)
+        if self.users > 1 and (rows := self._rows(arrays)):
+            known = {name: value for name, value in arrays.items() if name in self._entries}
+            each, several = self._once.by_user(known, rows)
+            arrays |= each
+        else:
+            arrays = one_row(self._once.entries, arrays)
+            rows = self._rows(arrays)
+            if not rows and self.joins:  # of which nothing is given out
+                arrays |= {name: self._row[name] for name in self._once.entries if name in arrays}
+        one = {**arrays, **self._once.first(arrays)} if several.any() else arrays
+        refuse(one, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
+        return arrays | ({USERS: several} if several.any() else {}), rows
 
     def _taken(self, name: str, value: Any) -> Any:
         if self._device is not None and name not in self._shared and lies_on(value, self._device):
@@ -238,18 +260,33 @@ class Ports:
             )
         return fitting[0] if fitting else next(iter(self._shapes))
 
-    def fits(self, rows: int) -> bool:
-        """True if a request of so many rows is run in one step."""
-        return not self.joins or 0 < rows <= self._largest
+    def fits(self, feeds: Feeds, rows: int) -> bool:
+        """True if a checked request of so many rows is run in one step."""
+        return not self.joins or (0 < rows <= self._largest and USERS not in feeds)
 
     def parts(self, feeds: Feeds, rows: int) -> list[tuple[Feeds, int]]:
         """Cuts a checked request that does not fit into a step: inputs and rows of each part. No rows are one row, which is legal."""
         if not rows:
             return [({**feeds, **self._row}, 1)]
-        return [
-            ({name: part(feeds[name], start, end, count) for name, count in self._entries.items()}, end - start)
-            for start, end in pieces(rows, self._largest)
-        ]
+        index, cuts = feeds.get(USERS), pieces(rows, self._largest)
+        if index is not None:
+            cuts = pieces_of_users(index, self._largest, 1)
+        return [(self._part(feeds, index, start, end), end - start) for start, end in cuts]
+
+    def _part(self, feeds: Feeds, index: NDArray[np.int32] | None, start: int, end: int) -> Feeds:
+        """Some rows of a request, which are of one user."""
+        found = {name: part(feeds[name], start, end, count) for name, count in self._entries.items()}
+        if index is not None:
+            user = int(index[start])
+            found |= {name: part(feeds[name], user, user + 1, count) for name, count in self._once.entries.items()}
+        return found
+
+    def of_users(self, feeds: Arrays) -> list[Feeds]:
+        """Legal inputs of a step as requests of one user each."""
+        if self.users == 1:
+            return [self._once.of(feeds)]
+        arrays, rows, _ = self.check(feeds)
+        return [arrays] if USERS not in arrays else [one for one, _ in self.parts(arrays, rows)]
 
     def whole(self, answers: Sequence[dict[str, Any]], rows: int) -> dict[str, Any]:
         """Joins the answers to the parts of a request of so many rows."""
@@ -259,9 +296,14 @@ class Ports:
         """Key of a request: requests share a step where their inputs without rows are equal."""
         if not self.joins:
             return None
-        return tuple(
-            [tuple(feeds[name].flat) if name in self._texts else feeds[name].tobytes() for name in self._shared]
-        )
+        return self._bytes(feeds, self._keyed)
+
+    def user(self, feeds: Feeds) -> Hashable:
+        """Name of the user of a request, by the bytes of what is shared; None where a step has one, which is part of the key."""
+        return None if self.users == 1 or not self.joins else self._bytes(feeds, self._once.entries)
+
+    def _bytes(self, feeds: Feeds, names: Iterable[str]) -> tuple[Hashable, ...]:
+        return tuple([tuple(feeds[name].flat) if name in self._texts else feeds[name].tobytes() for name in names])
 
     def bucket(self, rows: int) -> int:
         """Rows of the smallest step that has room for so many."""
@@ -273,10 +315,20 @@ class Ports:
         row (an index in range, for example) are legal there, too."""
         if not self.joins:
             return feeds[0]
-        return {
+        found = {
             name: _filled([one[name] for one in feeds], bucket * count, count) if count else feeds[0][name]
             for name, count in self._entries.items()
         }
+        if self.users == 1:
+            return found
+        name, count = self._counted
+        users, index = dict[Hashable, tuple[int, Feeds]](), np.zeros(bucket, np.int32)  # padding is the first one's
+        end = 0
+        for one in feeds:
+            start, end = end, end + len(one[name]) // count
+            index[start:end] = users.setdefault(self.user(one), (len(users), one))[0]
+        found |= {name: np.concatenate([one[name] for _, one in users.values()]) for name in self._once.entries}
+        return {**found, USERS: index}
 
     def cut(self, outputs: dict[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
         """Splits the outputs of a step into answers to requests of so many rows each. Outputs without rows are copied for each."""

@@ -44,6 +44,7 @@ class Request:
             close.
         waits: True while it is in the queue.
         runs: Processes that ended while they had it.
+        user: Name of its user, where steps have room for several; else None.
     """
 
     rows: int
@@ -58,6 +59,7 @@ class Request:
     admitted: bool = False
     waits: bool = False
     runs: int = 0
+    user: Hashable = None
 
 
 class Step(NamedTuple):
@@ -135,6 +137,7 @@ class Scheduler:
         bucket_of: Gives the bucket for a number of rows.
         settings: Number of priority levels, time to wait for further requests, most requests that may wait.
         holds_thread: True where a step keeps a thread busy from beginning to end; a request is then started as soon as a slot is free.
+        users: Most users of a step, of requests that name theirs.
 
     Attributes:
         queue: Requests that wait. `queue.count` and `queue.next_time` may be read without the lock, as may the next three.
@@ -154,12 +157,13 @@ class Scheduler:
         settings: PoolSettings,
         *,
         holds_thread: bool = False,
+        users: int = 1,
     ) -> None:
         self._slots, self._bucket_of, self._holds_thread = tuple(slots), bucket_of, holds_thread
         self._free: list[list[int]] = [[] for _ in range(settings.priorities)]
         for index, level in enumerate(slots):
             self._free[level].append(index)
-        self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue)
+        self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue, users)
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
         self.steps_of = dict.fromkeys(buckets, 0)
@@ -301,14 +305,24 @@ class _Line:
     Attributes:
         requests: Those that wait, and `gone` others that were taken out of the middle and are skipped later. The first one waits.
         rows: Rows of those that wait.
+        users: Users that those which wait name, each with how many do.
     """
 
-    __slots__ = ("gone", "key", "level", "requests", "rows")
+    __slots__ = ("gone", "key", "level", "requests", "rows", "users")
 
     def __init__(self, level: int, key: Hashable) -> None:
         self.level, self.key = level, key
         self.requests: deque[Request] = deque()
         self.rows = self.gone = 0
+        self.users: dict[Hashable, int] = {}
+
+    def count(self, request: Request, sign: int) -> None:
+        """Counts a request that begins to wait (1), or ends (-1)."""
+        self.rows += sign * request.rows
+        if (user := request.user) is not None:
+            self.users[user] = self.users.get(user, 0) + sign
+            if not self.users[user]:
+                del self.users[user]
 
 
 class Queue:
@@ -324,6 +338,7 @@ class Queue:
         buckets: Rows of the steps that were prepared, ascending; empty where requests have no rows.
         delay: Seconds that a step which is not full waits for further requests.
         most: Most requests that may wait; 0: any number.
+        users: Most users of a step, of requests that name theirs.
 
     Attributes:
         count: Requests that wait.
@@ -334,11 +349,11 @@ class Queue:
         cancelled: Requests that had been cancelled when they were to be taken out.
     """
 
-    def __init__(self, levels: int, buckets: Sequence[int], delay: float = 0.0, most: int = 0) -> None:
+    def __init__(self, levels: int, buckets: Sequence[int], delay: float = 0.0, most: int = 0, users: int = 1) -> None:
         self._lines: list[dict[Hashable, _Line]] = [{} for _ in range(levels)]
         self._positions = [0] * levels
         self._buckets, self._largest = tuple(buckets), max(buckets, default=0)
-        self._delay, self._most = delay, most
+        self._delay, self._most, self._users = delay, most, users
         self._join_window = max(delay, JOIN_WINDOW)
         # Heaps. Entries that are out of date stay until they reach the top: lines by the time at which they are due while the GPU is busy,
         # with the request that was their first one then; and requests by their deadlines.
@@ -368,14 +383,14 @@ class Queue:
         line = lines.get(request.key)
         if line is None:
             lines[request.key] = line = _Line(request.level, request.key)
-        before = line.rows
+        was_full = self._is_full(line)
         line.requests.append(request)
-        line.rows += request.rows
+        line.count(request, 1)
         request.waits = True
         self.count += 1
         self.taken += not again
         full = self._is_full(line)
-        if len(line.requests) == 1 or (full and before < self._largest and request.key is not None):
+        if len(line.requests) == 1 or (full and not was_full):
             self.next_time = min(self.next_time, self._enter(line, full))
         if request.deadline != NEVER:
             self._entries += 1  # no two entries have the same first numbers: requests can not be compared
@@ -427,7 +442,7 @@ class Queue:
 
     def _is_full(self, line: _Line) -> bool:
         """True if further requests could not join the step of these."""
-        return line.key is None or line.rows >= self._largest
+        return line.key is None or line.rows >= self._largest or len(line.users) >= self._users
 
     def _enter(self, line: _Line, full: bool) -> float:
         """Notes when a line is due while the GPU is busy. Returns the time at which it is due on an idle GPU."""
@@ -451,7 +466,8 @@ class Queue:
         """Takes out as many requests of a line's key as a step has room for. Cancelled ones are left out of the result, so it may be
         empty."""
         found: list[Request] = []
-        left = self._move(line, found, 0 if line.key is None else self._largest)
+        users = set[Hashable]()
+        left = self._move(line, found, users, 0 if line.key is None else self._largest)
         wanted = self._claim(found)
         if wanted and line.key is not None:
             rows = self._largest - left
@@ -460,14 +476,14 @@ class Queue:
                 other = lines.get(line.key)
                 if other is not None and other is not line:
                     before = len(found)
-                    room = self._move(other, found, room)
+                    room = self._move(other, found, users, room)
                     wanted += self._claim(found[before:])
         self._update_next_time()
         return wanted
 
-    def _move(self, line: _Line, found: list[Request], room: int) -> int:
-        """Moves requests from a line to `found` while they fit into the room. The first one is moved in any case. Returns the room that is
-        left."""
+    def _move(self, line: _Line, found: list[Request], users: set[Hashable], room: int) -> int:
+        """Moves requests from a line to `found`, and their users to `users`, while they fit into the room. The first one is moved in any
+        case. Returns the room that is left."""
         waiting = line.requests
         before = len(found)
         while waiting:
@@ -475,9 +491,12 @@ class Queue:
             if request.waits:
                 if found and not (room and request.rows <= room):
                     break
+                if found and request.user not in users and len(users) >= self._users:
+                    break
                 request.waits = False
                 room -= request.rows
-                line.rows -= request.rows
+                line.count(request, -1)
+                users.add(request.user)
                 found.append(request)
             else:
                 line.gone -= 1
@@ -534,7 +553,7 @@ class Queue:
         for request in unwanted:
             line = self._lines[request.level][request.key]
             request.waits = False
-            line.rows -= request.rows
+            line.count(request, -1)
             line.gone += 1
             lines[line] = None
         self.count -= len(unwanted)

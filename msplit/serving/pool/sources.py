@@ -15,7 +15,7 @@ import numpy as np
 
 from msplit.assignment.model import load, opened
 from msplit.core.arguments import Precision, path
-from msplit.engines.base import STEPS, Arrays, Feeds, one_row
+from msplit.engines.base import STEPS, Arrays, Feeds
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.environment import mps
@@ -23,7 +23,6 @@ from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
 from msplit.formats.model import ReadOptions
-from msplit.inputs.reference import Reference
 from msplit.progress import Progress, phase, silent
 from msplit.run.buckets import rows_of
 from msplit.run.build import LoadedBuild, Made, make, values_of, verify_step, whole_reference
@@ -131,11 +130,15 @@ def recipes(
     """
     if not isinstance(model, FlatGraph) and is_build(path(model)):
         loaded = load_build(model, request.places[0])
-        if request.shared and not _once(loaded.restored[loaded.manifest.rungs[-1].program], loaded.manifest):
+        once = loaded.restored[loaded.manifest.rungs[-1].program].shared
+        if request.shared and not once.entries:
             raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
         if request.table_memory is not None and not loaded.manifest.tables:
             said = f"{os.fspath(model)} was built with all tables on the GPU"
             raise MsplitError(said, fix="build it anew with --table-memory")
+        if request.users not in (1, once.users):
+            what = f"{os.fspath(model)} was built for {once.users} users in a step, not {request.users}"
+            raise MsplitError(what, fix="build it anew with --users")
 
         def renews_build(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
             with making_beside(loaded.place, object):
@@ -287,12 +290,14 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     _refuse_to_join(rows, settings, manifest.mixes)
     # Everything by batch, 0 for the one batch of a model without rows.
     restored = {batch: loaded.restored[bucket.program] for batch, bucket in buckets.items()}
-    once = _once(restored[largest], manifest)
-    references = {batch: _one_row_of(loaded.references[bucket.program], once) for batch, bucket in buckets.items()}
+    once = restored[largest].shared
+    references = {batch: loaded.references[bucket.program] for batch, bucket in buckets.items()}
     shapes: dict[int, Mapping[str, Shape]] = {
-        batch: {**bucket.inputs} | {name: (entries, *bucket.inputs[name][1:]) for name, entries in once.items()}
+        batch: {**bucket.inputs} | {name: (entries, *bucket.inputs[name][1:]) for name, entries in once.entries.items()}
         for batch, bucket in sorted(buckets.items())
     }
+    example = references[min(buckets)].feeds
+    example = {**example, **once.first(example)}  # any user goes with any row
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
     # Steps fly where one call starts a captured graph, and on the CPU they seem to. Else they run in threads, as those do whose host part
     # takes so long that several at once pay.
@@ -304,9 +309,9 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
         shapes,
         rows,
         manifest.mixes,
-        device="cuda" if asynchronous and not hosts else None,
+        device="cuda" if asynchronous and not hosts and once.users == 1 else None,
         max_rows=settings.max_rows,
-        example=references[min(buckets)].feeds,
+        example=example,
     ).sharing(once)
     polls = asynchronous or (manifest.made_for.get("device") == "cpu" and flies)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
@@ -316,14 +321,14 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
         checks = []
         for batch, one in references.items():
             found.rewind()
-            checks.append(verify_step(_step(slot, batch), one, manifest))
+            checks.append(verify_step(_step(slot, batch, ports), one, manifest))
         return checks
 
     return Recipe(
         ports,
         slot,
         verify,
-        references[min(buckets)].feeds,
+        example,
         manifest.label,
         ports.outputs(references[largest].outputs),
         (*manifest.notes, *loaded.notes, *(_apart(rows, manifest.mixes) if 0 not in buckets else ())),
@@ -339,18 +344,6 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     )
 
 
-def _once(largest: Any, manifest: Manifest) -> dict[str, int]:
-    """Inputs of the model of which one row is read -> entries of it."""
-    read = {
-        name: entries for name, entries in largest.compiled.optimized.once.items() if name in manifest.rungs[-1].inputs
-    }
-    return {**read, **({} if largest.host is None else largest.host.shared)}
-
-
-def _one_row_of(reference: Reference, once: Mapping[str, int]) -> Reference:
-    return replace(reference, feeds=one_row(once, reference.feeds))
-
-
 def _slots(
     found: Any,
     restored: Mapping[int, Any],
@@ -364,11 +357,12 @@ def _slots(
     """What makes a slot of a build, for a level of priority, with all on one stream or not; see `_of_build`."""
     hosts = {batch: one.host for batch, one in restored.items() if one.host is not None} if polls else {}
     parts = {batch: one.device_part for batch, one in restored.items()} if hosts else restored
+    around = bool(hosts) or (polls and ports.users > 1)
     taken = {
         batch: {name: (dtype, shape) for name, (shape, dtype) in one.compiled.program.fed.items() if name != STEPS}
         for batch, one in restored.items()
     }
-    if hosts:  # what the device part gets has all rows
+    if around:  # what the device part gets has all rows
         entries = dict.fromkeys(taken[max(taken)], 0)
 
     def device_slot(level: int, one_stream: bool) -> Slot:
@@ -377,12 +371,13 @@ def _slots(
             return made
         running = {batch: found.run(one, alone=True, one_stream=one_stream) for batch, one in parts.items()}
         steps = {batch: one.step for batch, one in running.items()}
-        whole = StepSlot(steps, None if hosts else ports, [*running.values()])
+        whole = StepSlot(steps, None if around else ports, [*running.values()])
         return SimulatedSlot(whole) if polls else whole
 
     def slot(level: int, one_stream: bool) -> Slot:
         made = device_slot(level, one_stream)
-        return HostedSlot(made, hosts, taken, restored[max(taken)].compiled.optimized.once, ports) if hosts else made
+        once = {batch: one.compiled.optimized.once for batch, one in restored.items()}
+        return HostedSlot(made, hosts, taken, once, ports) if around else made
 
     return slot
 
@@ -405,11 +400,11 @@ def _is_quick(host: Any, feeds: Arrays, threads: int | None) -> bool:
     return time.perf_counter() - start < _QUICK
 
 
-def _step(slot: Slot, batch: int) -> Callable[[Arrays], Arrays]:
-    """Function that runs a step in a slot from beginning to end."""
+def _step(slot: Slot, batch: int, ports: Ports) -> Callable[[Arrays], Arrays]:
+    """Function that runs a step in a slot from beginning to end, on requests of one user each."""
 
     def step(feeds: Arrays) -> Arrays:
-        slot.start(batch, [feeds])
+        slot.start(batch, ports.of_users(feeds))
         while not slot.over():
             slot.wait()
         return slot.outputs()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Protocol
 
-from msplit.engines.base import Executable, Feeds, device_lost, one_row, refuse
+from msplit.engines.base import Executable, Feeds, UserRows, device_lost, refuse
 from msplit.engines.tensors import tensor
 from msplit.errors import Closed, EngineError, TimedOut
 from msplit.formats.tensors import numpy_dtype
@@ -157,14 +157,14 @@ class AroundDevice(Protocol):
 
 
 class HostedSlot(Slot):
-    """Slot whose steps have a host part that takes little: whoever starts a step runs it, and whoever takes the outputs. In threads of its
-    own it would wait for Python's lock longer than it runs.
+    """Slot whose steps have a host part that takes little, or several users: whoever starts a step runs what is in front of the device, and
+    whoever takes the outputs what is behind. In threads of its own it would wait for Python's lock longer than it runs.
 
     Args:
         slot: Runs the device part.
-        hosts: By bucket, the host part.
-        made: By bucket, type and shape of what that makes for the device.
-        once: Inputs of the device part of which one row is read; see `one_row`.
+        hosts: By bucket, the host part; empty where there is none.
+        made: By bucket, type and shape of what the device part is fed.
+        once: By bucket, inputs of the device part of which one row is read for each user.
         ports: Joins requests.
     """
 
@@ -173,7 +173,7 @@ class HostedSlot(Slot):
         slot: Slot,
         hosts: Mapping[int, AroundDevice],
         made: Mapping[int, Mapping[str, tuple[str, tuple[int, ...]]]],
-        once: Mapping[str, int],
+        once: Mapping[int, UserRows],
         ports: Ports,
     ) -> None:
         self._slot, self._hosts, self._ports, self._once = slot, hosts, ports, once
@@ -181,13 +181,13 @@ class HostedSlot(Slot):
             bucket: [(name, numpy_dtype(dtype), shape) for name, (dtype, shape) in taken.items()]
             for bucket, taken in made.items()
         }
-        self._host, self._given, self._there = hosts[max(hosts)], dict[str, Any](), Answer()
+        self._host, self._given, self._there = hosts.get(max(made)), dict[str, Any](), Answer()
 
     def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
         """Runs what is in front, and starts the device part."""
-        self._host, self._given = self._hosts[bucket], dict(self._ports.join(feeds, bucket))
-        made, self._there = self._host.run(self._given)
-        inputs = one_row(self._once, made)
+        self._host, self._given = self._hosts.get(bucket), dict(self._ports.join(feeds, bucket))
+        made, self._there = (self._given, {}) if self._host is None else self._host.run(self._given)
+        inputs = self._once[bucket].of(made)
         for name, dtype, shape in self._made[bucket]:
             value = inputs[name]
             if value.shape != shape or value.dtype != dtype:  # the copy would repeat it, or convert
@@ -204,11 +204,14 @@ class HostedSlot(Slot):
 
     def outputs(self, into: Mapping[str, Any] | None = None) -> Answer:
         """Outputs of the device part, and what the host makes behind it."""
-        return {**self._host.finish(self._given, self._slot.outputs(into)), **self._there}
+        return self._finished(self._slot.outputs(into))
 
     def outputs_on_device(self) -> dict[str, Any]:
         """The same on the device; on the host what the host makes."""
-        return {**self._host.finish(self._given, self._slot.outputs_on_device()), **self._there}
+        return self._finished(self._slot.outputs_on_device())
+
+    def _finished(self, made: Answer) -> Answer:
+        return made if self._host is None else {**self._host.finish(self._given, made), **self._there}
 
     def facts(self) -> Mapping[str, Any]:
         """Facts of the device part."""

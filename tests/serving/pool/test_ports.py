@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from msplit.engines.base import USERS, UserRows
 from msplit.errors import EngineError
 from msplit.serving.pool.ports import Port, Ports
 from tests.campaign import examples
@@ -303,6 +304,41 @@ def test_join_and_cut_are_what_they_seem(drawn: tuple[list[int], int]) -> None:
     for number, (answer, one) in enumerate(zip(answers, feeds, strict=True)):
         np.testing.assert_array_equal(answer["y"], one["x"] * 2 + 1 + number)
         np.testing.assert_array_equal(answer["k"], one["k"] + 1 + number)
+
+
+@settings(max_examples=examples(60, 5000))
+@given(st.data())
+def test_a_step_of_several_users_has_a_row_of_each_and_the_user_of_each_row(data: st.DataObject) -> None:
+    found = ports().sharing(UserRows({"k": 2}, users=3, rows=8))
+    of_row = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=20), "users")
+    feeds = {**given_rows(len(of_row)), "k": np.repeat(np.asarray(of_row, np.float32), 2)}
+    arrays, rows, key = found.check(feeds)
+    assert rows == len(of_row)
+    assert found.fits(arrays, rows) == (len(set(of_row)) == 1 and rows <= 8)
+    requests = [(arrays, rows)] if found.fits(arrays, rows) else found.parts(arrays, rows)
+    start = 0
+    for one, count in requests:
+        assert {name: value.shape for name, value in one.items()} == shapes(count)
+        for name, value in one.items():
+            again = np.tile(value, count) if name == "k" else value
+            np.testing.assert_array_equal(
+                again, feeds[name][start * max(ENTRIES[name], 2 * (name == "k")) :][: len(again)]
+            )
+        assert found.key(one) == key
+        start += count
+    assert start == rows
+    taken, size = [], 0
+    for one, count in requests:  # as the scheduler joins them
+        if size + count > 8 or len({found.user(each) for each in [*taken, one]}) > 3:
+            break
+        taken, size = [*taken, one], size + count
+    joined = found.join(taken, found.bucket(size))
+    assert len(joined["k"]) // 2 == len({found.user(each) for each in taken})
+    each = UserRows({"k": 2}, 3, 8).of_rows(joined, joined[USERS])
+    np.testing.assert_array_equal(each["k"][: 2 * size], feeds["k"][: 2 * size])
+    np.testing.assert_array_equal(each["k"][2 * size :], np.tile(feeds["k"][:2], found.bucket(size) - size))
+    np.testing.assert_array_equal(joined["x"][:size], feeds["x"][:size])
+    assert found.whole([{"y": one["x"]} for one, _ in requests], rows)["y"].tolist() == feeds["x"].tolist()
 
 
 @pytest.mark.parametrize("rows", [[2], [1, 1], [1, 2], [4], []])

@@ -39,9 +39,16 @@ class Ticket:
         return self.state == "RUNNING"
 
 
-def request(rows: int = 1, key: Hashable = "", level: int = 0, since: float = 0.0, deadline: float = NEVER) -> Request:
+def request(
+    rows: int = 1,
+    key: Hashable = "",
+    level: int = 0,
+    since: float = 0.0,
+    deadline: float = NEVER,
+    user: Hashable = None,
+) -> Request:
     ticket = Ticket()
-    return Request(rows, key, level, since, deadline, ticket.claim, future=ticket)
+    return Request(rows, key, level, since, deadline, ticket.claim, future=ticket, user=user)
 
 
 @dataclass
@@ -50,15 +57,17 @@ class Model:
 
     delay: float
     most: int
+    users: int = 1
     now: float = 1.0
     waiting: list[Request] = field(default_factory=list)
     gone: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.queue = Queue(LEVELS, BATCHES, self.delay, self.most)
+        self.queue = Queue(LEVELS, BATCHES, self.delay, self.most, self.users)
 
-    def put(self, rows: int, key: Hashable, level: int, patience: float | None) -> None:
-        one = request(rows, key, level, self.now, NEVER if patience is None else self.now + patience)
+    def put(self, rows: int, key: Hashable, level: int, patience: float | None, user: str = "") -> None:
+        deadline = NEVER if patience is None else self.now + patience
+        one = request(rows, key, level, self.now, deadline, user if self.users > 1 else None)
         if self.most and len(self.waiting) >= self.most:
             with pytest.raises(Busy, match=f"{self.most} requests wait"):
                 self.queue.put(one)
@@ -83,6 +92,7 @@ class Model:
         assert {one.key for one in found} == {first.key}
         assert all(one in allowed for one in found)
         assert len(found) == 1 or (first.key is not None and sum(one.rows for one in found) <= BATCHES[-1])
+        assert len({one.user for one in found}) <= self.users
         for one in found:  # nobody of the same level and key came before
             assert one is next(each for each in self.waiting if (each.level, each.key) == (one.level, one.key))
             assert not one.future.cancel()  # it runs
@@ -95,9 +105,9 @@ class Model:
 
     def _is_due(self, one: Request) -> bool:
         line = [each for each in self.waiting if (each.level, each.key) == (one.level, one.key)]
-        return (
-            one.key is None or sum(each.rows for each in line) >= BATCHES[-1] or line[0].since <= self.now - self.delay
-        )
+        full = sum(each.rows for each in line) >= BATCHES[-1]
+        full |= self.users > 1 and len({each.user for each in line}) >= self.users
+        return one.key is None or full or line[0].since <= self.now - self.delay
 
     def expire(self) -> None:
         late = [one for one in self.waiting if one.deadline < self.now]
@@ -129,6 +139,7 @@ STEPS = st.lists(
             st.sampled_from(["a", "b", None]),
             st.integers(0, LEVELS - 1),
             st.none() | st.integers(0, 4),
+            st.sampled_from("xyz"),
         ),
         st.tuples(st.just("take"), st.integers(0, LEVELS - 1)),
         st.tuples(st.just("cancel"), st.integers(0, 20)),
@@ -144,13 +155,20 @@ STEPS = st.lists(
     steps=[("put", 2, "b", 0, None), ("cancel", 0), ("later", 2), ("put", 1, "b", 1, None), ("take", 1)],
     delay=2.0,
     most=0,
+    users=1,
     finish=False,
 )
-@given(steps=STEPS, delay=st.sampled_from([0.0, 2.0]), most=st.sampled_from([0, 3]), finish=st.booleans())
+@given(
+    steps=STEPS,
+    delay=st.sampled_from([0.0, 2.0]),
+    most=st.sampled_from([0, 3]),
+    users=st.integers(1, 3),
+    finish=st.booleans(),
+)
 def test_nothing_is_lost_and_who_comes_first_is_served_first(
-    steps: list[tuple[object, ...]], delay: float, most: int, finish: bool
+    steps: list[tuple[object, ...]], delay: float, most: int, users: int, finish: bool
 ) -> None:
-    model = Model(delay, most)
+    model = Model(delay, most, users)
     for name, *values in steps:
         if name == "later":
             model.now += values[0]  # type: ignore[operator]
@@ -184,6 +202,15 @@ def test_a_step_that_is_not_full_waits_exactly_so_long_and_a_full_one_does_not()
     queue.put(request(rows=1, since=3.0))
     assert queue.take(7.999) == []
     assert [one.rows for one in queue.take(8.0)] == [1]
+
+
+def test_a_step_has_room_for_so_many_users_and_for_any_number_of_requests_of_one() -> None:
+    queue = Queue(1, (1, 8), delay=5.0, users=2)
+    for user in "xxyxz":
+        assert queue.put(request(since=1.0, user=user)) == (user in "yz" or len(queue._lines[0][""].users) > 1)
+    assert [one.user for one in queue.take(1.0)] == ["x", "x", "y", "x"]
+    assert queue.take(5.999) == []
+    assert [one.user for one in queue.take(6.0)] == ["z"]
 
 
 def test_what_a_step_leaves_over_is_due_when_it_is_full_itself() -> None:

@@ -37,7 +37,7 @@ from msplit.engines.cuda.passes.measured import MeasuredFusion
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.precision.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
-from msplit.engines.cuda.passes.shared_rows import share_rows, split_products
+from msplit.engines.cuda.passes.shared_rows import Sharing, share_rows, split_products
 from msplit.engines.cuda.passes.specialize import specialize
 from msplit.engines.cuda.passes.tracing import Tracer, trace
 from msplit.engines.cuda.passes.updates import merge_updates as updates
@@ -64,7 +64,7 @@ class Context:
         compile: Whether fused groups become kernels; otherwise each is one op that runs its members one by one.
         constants: Constants that are on the device already.
         shards: How the batch is split over processes; None: it is not.
-        shared: Inputs of which one row is computed, and the graph as it is for one row of all.
+        shared: Inputs of which one row is computed for each user of a step.
         resized: The graph with another size of the batch, where it leaves that open; see `specialized_copy`.
         split: Where flat nodes run, of a graph for several GPUs.
         half: The type in which is computed what gains from half precision; "" for none.
@@ -86,7 +86,7 @@ class Context:
     compile: bool = False
     constants: Mapping[Key, torch.Tensor] | None = None
     shards: Shards | None = None
-    shared: tuple[tuple[str, ...], OpGraph] | None = None
+    shared: Sharing | None = None
     resized: OpGraph | None = None
     split: Split | None = None
     half: str = ""
@@ -160,7 +160,7 @@ def _allreduce(graph: OpGraph, context: Context) -> bool:
 
 
 def _share_rows(graph: OpGraph, context: Context) -> bool:
-    return context.shared is not None and share_rows(graph, context.shared[1], context.shared[0])
+    return context.shared is not None and share_rows(graph, context.shared)
 
 
 def _count_nodes_once(graph: OpGraph) -> bool:

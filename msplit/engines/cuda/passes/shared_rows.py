@@ -1,11 +1,14 @@
-"""Rows that are the same in a whole step, such as those of one user beside many items: what is made of them alone is computed once.
+"""Rows that are the same in many rows of a step, such as those of a user beside many items: what is made of them alone is computed once
+for each user.
 
-The graph is specialized twice: to all rows, and to one row of each input. What depends on shared inputs and on constants alone is taken
-from the second one. Where other ops read it, it is broadcast, which is a view; ops on single elements read it as it is, and a product of
-values side by side becomes a sum of products: ``[u, i] · W = u · W_u + i · W_i``, of which the first has one row and is a bias.
+The graph is specialized twice: to all rows, and to one row of each input for each user. What depends on shared inputs and on constants
+alone is taken from the second one. Where a step has one user, what other ops read of it is broadcast, which is a view; ops on single
+elements read it as it is, and a product of values side by side becomes a sum of products: ``[u, i] · W = u · W_u + i · W_i``, of which the
+first has one row and is a bias. Where a step has several, rows are gathered by the user of each row, an input that is added:
+``(u · W_u)[users] + i · W_i``.
 
 That is right where rows are independent, which the caller has proved: then each row of a value is the same function of its own row. A value
-that is not the one row of the small graph, repeated along one axis, is computed for all rows as before.
+that is not the rows of the small graph, repeated along one axis, is computed for all rows as before.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.base import USERS
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, known, mutated, require
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes import pattern
@@ -28,25 +33,39 @@ _BROADCASTS = ops_with("broadcasts") | {"SelectV2"}
 _PLACED = re.compile("_|Where|Sparse|Ragged|Unique|Dynamic|(Tensor)?Scatter|(Unsorted)?Segment|Cum")
 """Beginnings of the names of ops that are not shared, whatever they read: those that draw numbers, and those of which rows may get their
 own number."""
+_CONCAT = "ConcatV2"
 _MATRICES = 2
 _REPEATS = "_repeats"
-"""Attribute of what broadcasts one row."""
+"""Attribute of what gives all rows of the rows of users: broadcasts the one, or gathers them."""
 
 
-def share_rows(graph: OpGraph, small: OpGraph, shared: Collection[str]) -> bool:
-    """Computes what depends on some inputs alone for one row. True if there is anything.
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """Inputs of which a step reads one row for each user.
 
-    Args:
-        graph: Specialized to all rows.
-        small: The same graph, specialized to one row of every input that has rows.
-        shared: Names of the inputs.
+    Attributes:
+        inputs: Their names.
+        small: The graph, specialized to as many rows as there are users, of every input that has rows.
+        users: Most users of a step.
+        rows: Rows of a step.
     """
-    fed = {graph.feeds[name] for name in shared if name in graph.feeds and name in small.feeds}
+
+    inputs: Collection[str]
+    small: OpGraph
+    users: int
+    rows: int
+
+
+def share_rows(graph: OpGraph, sharing: Sharing) -> bool:
+    """Computes what depends on some inputs alone for one row of each user. True if there is anything. The graph is specialized to all
+    rows."""
+    small = sharing.small
+    fed = {graph.feeds[name] for name in sharing.inputs if name in graph.feeds and name in small.feeds}
     banned = set[int]()
     while True:
         once = _once(graph, small, fed, banned)
         read = dict(_read_outside(graph, once, fed))
-        wrong = {key for key in read if not _repeats(small.shape(key), graph.shape(key))}
+        wrong = {key for key in read if _repeated(small.shape(key), graph.shape(key), sharing) is None}
         wrong |= fed.intersection(graph.fetches.values())
         if not wrong:
             break
@@ -59,7 +78,10 @@ def share_rows(graph: OpGraph, small: OpGraph, shared: Collection[str]) -> bool:
         _shrink(graph, small, number)
     for key in fed:
         graph.shapes[key] = known(small.shape(key))
-    spread = {key: _spread(graph, key, like, wide[key]) for key, like in read.items()}
+    if sharing.users > 1:
+        index = graph.feeds[USERS] = graph.fresh(), 0
+        graph.describe(index, (sharing.rows,), "int32")
+    spread = {key: _spread(graph, key, like, wide[key], sharing) for key, like in read.items()}
     for number, op in graph.ops.items():
         if number not in once and not op.attrs.get(_REPEATS):
             op.inputs = [spread.get(key, key) for key in op.inputs]
@@ -74,7 +96,8 @@ def split_products(graph: OpGraph) -> bool:
     if not any(op.attrs.get(_REPEATS) for op in graph.ops.values()):
         return False
     readers = pattern.Readers(graph)
-    return pattern.offered(graph, lambda op: _split_product(graph, readers, op))
+    changed = pattern.offered(graph, lambda op: _split_product(graph, readers, op))
+    return pattern.offered(graph, lambda op: _gather_together(graph, op)) or changed
 
 
 def _once(graph: OpGraph, small: OpGraph, fed: Collection[Key], banned: Collection[int]) -> set[int]:
@@ -121,12 +144,19 @@ def _read_outside(graph: OpGraph, once: Collection[int], fed: Collection[Key]) -
             yield key, graph.ops[key[0]]
 
 
-def _repeats(one: Shape | None, every: Shape | None) -> bool:
-    """Whether a shape is another one in which an axis of one row has all of them."""
-    if one is None or every is None or len(one) != len(every):
-        return False
-    differ = [axis for axis, (few, many) in enumerate(zip(one, every, strict=True)) if few != many]
-    return len(differ) == 1 and one[differ[0]] == 1
+def _repeated(few: Shape | None, every: Shape | None, sharing: Sharing) -> int | None:
+    """The axis along which a value has one row for each user, and all rows in another shape; None where that is not all that differs."""
+    if few is None or every is None or len(few) != len(every):
+        return None
+    differ = _different(few, every)
+    if len(differ) != 1 or few[differ[0]] != sharing.users or (sharing.users > 1 and every[differ[0]] != sharing.rows):
+        return None
+    return differ[0]
+
+
+def _different(one: Shape, other: Shape) -> list[int]:
+    """Axes along which two shapes of as many differ."""
+    return [axis for axis, (size, wanted) in enumerate(zip(one, other, strict=True)) if size != wanted]
 
 
 def _shrink(graph: OpGraph, small: OpGraph, number: int) -> None:
@@ -142,10 +172,19 @@ def _shrink(graph: OpGraph, small: OpGraph, number: int) -> None:
         graph.shapes[number, port] = small.shapes[number, port]
 
 
-def _spread(graph: OpGraph, key: Key, like: Op, shape: Shape) -> Key:
+def _spread(graph: OpGraph, key: Key, like: Op, shape: Shape, sharing: Sharing) -> Key:
     """The value for all rows."""
+    if sharing.users > 1:
+        return _gathered(graph, key, like, known(_repeated(graph.shape(key), shape, sharing)), shape)
     attrs = {"T": graph.dtype(key), "Tidx": "int64", _REPEATS: True}
     return graph.add("BroadcastTo", like, attrs, [key, graph.sizes(shape)], shape, graph.dtype(key)).out
+
+
+def _gathered(graph: OpGraph, key: Key, like: Op, axis: int, shape: Shape) -> Key:
+    """The value for all rows, by the user of each."""
+    attrs = {"Tparams": graph.dtype(key), "Tindices": "int32", "Taxis": "int32", "batch_dims": 0, _REPEATS: True}
+    inputs = [key, graph.feeds[USERS], graph.constant(np.asarray(axis, np.int32))]
+    return graph.add("GatherV2", like, attrs, inputs, shape, graph.dtype(key)).out
 
 
 def _narrow(graph: OpGraph, key: Key) -> Key | None:
@@ -157,7 +196,8 @@ def _narrow(graph: OpGraph, key: Key) -> Key | None:
 def _reads_narrow(graph: OpGraph, op: Op) -> bool:
     """Has an op on single elements, or on pairs of matrices, read one row, where the others make the shape."""
     require(op.op in _BROADCASTS or op.op in BATCH_MATMULS)
-    inputs = [_narrow(graph, key) or key for key in op.inputs]
+    one = {key: _narrow(graph, key) for key in op.inputs if USERS not in graph.feeds}
+    inputs = [one.get(key) or key for key in op.inputs]
     require(inputs != op.inputs)
     end = -_MATRICES if op.op in BATCH_MATMULS else None
     shapes = [known(graph.shape(key))[:end] for key in inputs]
@@ -167,25 +207,24 @@ def _reads_narrow(graph: OpGraph, op: Op) -> bool:
 
 
 def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
-    """Multiplies what is the same in all rows by itself, and adds it to the rest: as a bias, together with the bias that is there, where it
-    is one vector."""
+    """Multiplies what is the same in many rows by itself, and adds it to the rest: as a bias, together with the bias that is there, where
+    it is one vector."""
     require(op.op == "MatMul" and not op.attrs.get("transpose_a") and not op.attrs.get("transpose_b"))
     left, right = op.inputs
     weights, parts = known(graph.constants.get(right)), graph.ops.get(left[0])
     if parts is not None and parts.op == "Reshape":  # matrices that lie one behind the other
         left = parts.inputs[0]
         parts = graph.ops.get(left[0])
-    require(parts is not None and parts.op == "ConcatV2" and weights.ndim == _MATRICES)
+    require(parts is not None and parts.op == _CONCAT and weights.ndim == _MATRICES)
     assert parts is not None
     shape, axis, values = known(graph.shape(left)), graph.constants.get(parts.inputs[-1]), parts.inputs[:-1]
     require(axis is not None and int(axis) % len(shape) == len(shape) - 1 and weights.shape[0] == shape[-1])
     narrow = [_narrow(graph, key) for key in values]
     require(any(narrow) and not all(narrow))
-    fewer = {known(graph.shape(key))[:-1] for key in narrow if key is not None}
-    require(len(fewer) == 1)
+    few, *others = {known(graph.shape(key))[:-1] for key in narrow if key is not None}
+    require(not others and (USERS not in graph.feeds or _different(few, shape[:-1])))
     widths = [known(graph.shape(key))[-1] for key in values]
     rows = np.split(weights, list(accumulate(widths))[:-1])
-    dtype, width, attrs = graph.dtype(op.out), weights.shape[1], {"T": op.attrs.get("T")}
 
     def product(shared: bool, before: Shape) -> Key:
         """Of the parts that are shared, or of the others: a matrix."""
@@ -194,27 +233,73 @@ def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
         if len(taken) > 1:
             last = graph.constant(np.asarray(len(shape) - 1, np.int32))
             keys = [*(narrow[place] or values[place] for place in taken), last]
-            made = graph.add("ConcatV2", op, dict(parts.attrs), keys, (*before, size), dtype).out
-        made = reshaped(made, (math.prod(before), size))
+            made = graph.add(_CONCAT, op, dict(parts.attrs), keys, (*before, size), graph.dtype(made)).out
+        made, wanted = _reshaped(graph, op, made, (math.prod(before), size)), (math.prod(before), weights.shape[1])
         part = graph.constant(np.concatenate([rows[place] for place in taken]))
-        return graph.add("MatMul", op, dict(op.attrs), [made, part], (math.prod(before), width), dtype).out
+        return graph.add("MatMul", op, dict(op.attrs), [made, part], wanted, graph.dtype(made)).out
 
-    def reshaped(key: Key, wanted: Shape) -> Key:
-        if graph.shape(key) == wanted:
-            return key
-        return graph.add("Reshape", op, dict(attrs), [key, graph.sizes(wanted)], wanted, dtype).out
+    _add_products(graph, readers, op, product(True, few), product(False, shape[:-1]), few, shape[:-1])
+    return True
 
-    few = fewer.pop()
-    one, rest = product(True, few), product(False, shape[:-1])
+
+def _gather_together(graph: OpGraph, op: Op) -> bool:
+    """Has what is added up, or lies side by side, be so in the rows of users: it is gathered in one piece."""
+    is_concat = op.op == _CONCAT
+    require(USERS in graph.feeds and (is_concat or op.op == "AddN"))
+    count = len(op.inputs) - is_concat
+    values, more = op.inputs[:count], op.inputs[count:]
+    axes = [int(graph.constants[graph.ops[key[0]].inputs[2]]) if _narrow(graph, key) else -1 for key in values]
+    order, along = sorted(range(count), key=axes.__getitem__), -1
+    if is_concat:
+        order, along = [*range(count)], int(known(graph.constants.get(more[0]))) % len(known(graph.shape(op.out)))
+    found = list[Key]()
+    for axis, run in groupby(order, axes.__getitem__):
+        keys = [values[place] for place in run]
+        if axis in (-1, along) or len(keys) == 1:
+            found += keys
+            continue
+        few = [known(_narrow(graph, key)) for key in keys]
+        size, wide = ([*known(graph.shape(one[0]))] for one in (few, keys))
+        if is_concat:
+            size[along] = wide[along] = sum(known(graph.shape(key))[along] for key in keys)
+        made = graph.add(op.op, op, {**op.attrs, "N": len(few)}, [*few, *more], tuple(size), graph.dtype(few[0])).out
+        found.append(_gathered(graph, made, op, axis, tuple(wide)))
+    require(len(found) < count)
+    op.inputs, op.attrs = [*found, *more], {**op.attrs, "N": len(found)}
+    return True
+
+
+def _add_products(
+    graph: OpGraph, readers: pattern.Readers, op: Op, one: Key, rest: Key, few: Shape, before: Shape
+) -> None:
+    """Has a product be the sum of two: of what has the axes `few` in front, and of what has all rows."""
+    shape, attrs = graph.shapes[op.out], {"T": op.attrs.get("T")}
+    width = shape[-1]
+    if USERS in graph.feeds:
+        one = _reshaped(graph, op, one, (*few, width))
+        one = _gathered(graph, one, op, _different(few, before)[0], (*before, width))
+        graph.rename({op.out: _added(graph, op, rest, _reshaped(graph, op, one, shape), shape)})
+        graph.drop([op])
+        return
     if math.prod(few) > 1:
-        terms = [reshaped(rest, (*shape[:-1], width)), reshaped(one, (*few, width))]
-        total = graph.add("AddV2", op, dict(attrs), terms, (*shape[:-1], width), dtype).out
-        op.op, op.attrs, op.inputs = "Reshape", attrs, [total, graph.sizes(graph.shapes[op.out])]
-        return True
-    vector, last = reshaped(one, (width,)), readers.only(op.out)
+        wide = _reshaped(graph, op, rest, (*before, width))
+        total = _added(graph, op, wide, _reshaped(graph, op, one, (*few, width)), (*before, width))
+        op.op, op.attrs, op.inputs = "Reshape", attrs, [total, graph.sizes(shape)]
+        return
+    vector, last = _reshaped(graph, op, one, (width,)), readers.only(op.out)
     if last is not None and last.op in BIASES and last.inputs[0] == op.out and last.inputs[1] in graph.constants:
-        vector = graph.add("AddV2", last, dict(attrs), [vector, last.inputs[1]], (width,), dtype).out
+        vector = _added(graph, last, vector, last.inputs[1], (width,))
         graph.drop([op])
         op = last
     op.op, op.attrs, op.inputs = "BiasAdd", {**attrs, "data_format": "NHWC"}, [rest, vector]
-    return True
+
+
+def _reshaped(graph: OpGraph, like: Op, key: Key, wanted: Shape) -> Key:
+    if graph.shape(key) == wanted:
+        return key
+    inputs = [key, graph.sizes(wanted)]
+    return graph.add("Reshape", like, {"T": like.attrs.get("T")}, inputs, wanted, graph.dtype(key)).out
+
+
+def _added(graph: OpGraph, like: Op, one: Key, other: Key, wanted: Shape) -> Key:
+    return graph.add("AddV2", like, {"T": like.attrs.get("T")}, [one, other], wanted, graph.dtype(one)).out

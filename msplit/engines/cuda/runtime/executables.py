@@ -20,7 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
-from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Job, Timeline, is_array, refuse_fed
+from msplit.engines.base import (
+    STEPS,
+    Arrays,
+    Executable,
+    Feeds,
+    Following,
+    Job,
+    Timeline,
+    UserRows,
+    is_array,
+    refuse_fed,
+)
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
 from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import dtype_name, own_copy, to_numpy, to_torch
@@ -33,7 +44,7 @@ from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
-from msplit.engines.cuda.runtime.host import Counting, HostPart, OneRow, StepCounter, WithHost
+from msplit.engines.cuda.runtime.host import ByUser, Counting, HostPart, StepCounter, WithHost
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.cuda.runtime.plan_binding import SeparateMemory, gpu_of_streams, restore
 from msplit.engines.cuda.runtime.stream_program import HostTap, StreamProgram, Tap, arrange, simulate, timeline
@@ -57,13 +68,13 @@ class Optimized:
         graph: What runs on the device.
         feeds: Example inputs of it.
         host: What runs before and behind; None for most models.
-        once: Inputs of which one row is read -> entries of it.
+        once: Inputs of which one row is read for each user.
     """
 
     graph: OpGraph
     feeds: Arrays
     host: HostPart | None = None
-    once: Mapping[str, int] = field(default_factory=dict)
+    once: UserRows = field(default_factory=UserRows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +166,7 @@ class Compiled:
         with what a step makes in its place: the step's op, the nodes that it does the work of, the value's key, and the result."""
         host, device = self.optimized.host, Device.of(torch.device(job.options.first))
         fed = feeds if host is None else host.run(feeds)[0]
-        fed = {STEPS: np.zeros((), np.int64), **fed}
+        fed = {STEPS: np.zeros((), np.int64), **self.optimized.once.of(fed)}
         with device.entered(), precision(job.precision.ieee):
             for step, key, made in walk_given(self.program, fed, job.state, given, device.place):
                 yield step.op.op, tuple(step.op.source_nodes), key, made
@@ -211,7 +222,7 @@ def executable_of(
     if STEPS in compiled.program.feeds:
         executable = Counting(executable, steps)
     host, once = compiled.optimized.host, compiled.optimized.once
-    executable = OneRow(once, executable) if once else executable
+    executable = ByUser(once, executable) if once.entries else executable
     return executable if host is None else WithHost(host, executable)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import HANDED, STEPS, Arrays, Executable, Feeds, Following, Timeline, is_array, one_row
+from msplit.engines.base import HANDED, STEPS, USERS, Arrays, Executable, Feeds, Following, Timeline, UserRows, is_array
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
@@ -42,7 +42,7 @@ class HostPart:
         made: Outputs of the model that the host makes in front.
         before: What runs in front; None where nothing does.
         behind: What runs behind.
-        shared: Inputs that may come as one row -> entries of it. The host gets all rows: as many as `counted`.
+        shared: Inputs that may come as one row for each user. The host gets all rows: as many as `counted`.
         counted: An input that has all rows, and its entries of a row.
     """
 
@@ -54,7 +54,7 @@ class HostPart:
     made: tuple[str, ...]
     before: HostStage | None
     behind: HostStage | None
-    shared: Mapping[str, int] = field(default_factory=dict)
+    shared: UserRows = field(default_factory=UserRows)
     counted: tuple[str, int] = ("", 1)
 
     @classmethod
@@ -88,16 +88,25 @@ class HostPart:
             stage_of(after, partition.host_outputs, options, origin, freezes=stateless),
         )
 
+    def _all_rows(self, feeds: Arrays) -> Arrays:
+        """The model's inputs with all rows."""
+        if not self.shared.entries:
+            return feeds
+        rows = len(feeds[self.counted[0]]) // self.counted[1]
+        if self.shared.users > 1:
+            return self.shared.of_rows(*self.shared.by_user(feeds, rows))
+        for name, one in self.shared.entries.items():
+            if len(feeds[name]) != one * rows:  # one row, or as many as there were before others were cut or filled up
+                feeds = {**feeds, name: np.resize(feeds[name][:one], (one * rows, *feeds[name].shape[1:]))}
+        return feeds
+
     def run(self, feeds: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Runs what is in front of the device part, on the model's inputs.
 
         Returns:
             Inputs of the device part: the model's own and what the host made; and those outputs of the model that the host made.
         """
-        for name, one in self.shared.items():
-            every = one * (len(feeds[self.counted[0]]) // self.counted[1])
-            if len(feeds[name]) != every:  # one row, or as many as there were before others were cut or filled up
-                feeds = {**feeds, name: np.resize(feeds[name][:one], (every, *feeds[name].shape[1:]))}
+        feeds = self._all_rows(feeds)
         made = self.before.step(feeds) if self.before is not None else {}
         outputs = {name: made.pop(name) for name in self.made}
         outputs |= {name: np.array(feeds[given]) for name, given in self.handed_on.items()}
@@ -107,7 +116,7 @@ class HostPart:
         """Runs what is behind the device part: gives the outputs of the model among what that made, and those that are made of the rest."""
         outputs = dict(made)
         handed = {tensor.name: _on_host(tensor.name, outputs.pop(tensor.name)) for tensor in self.handed}
-        return outputs if self.behind is None else outputs | self.behind.step({**feeds, **handed})
+        return outputs if self.behind is None else outputs | self.behind.step({**self._all_rows(feeds), **handed})
 
     @property
     def in_tensorflow(self) -> dict[str, list[str]]:
@@ -132,7 +141,7 @@ class HostPart:
             "nodes": self.nodes,
             "handed_on": dict(self.handed_on),
             "made": list(self.made),
-            **({"shared": dict(self.shared), "counted": list(self.counted)} if self.shared else {}),
+            **({"shared": self.shared.packed(), "counted": list(self.counted)} if self.shared.entries else {}),
         }
         for name, stage in (("before", self.before), ("behind", self.behind)):
             if stage is None:
@@ -175,7 +184,7 @@ class HostPart:
             tuple(map(str, data["made"])),
             stage(data["before"]),
             stage(data["behind"]),
-            {str(name): int(one) for name, one in data.get("shared", {}).items()},
+            UserRows.unpacked(data.get("shared", {})),
             (str(data.get("counted", ("", 1))[0]), int(data.get("counted", ("", 1))[1])),
         )
 
@@ -285,24 +294,24 @@ class Counting(Wrapped):
         self._steps.count = int(state.get(STEPS, 0))
 
 
-class OneRow(Wrapped):
-    """An executable that reads one row of some inputs; see `one_row`."""
+class ByUser(Wrapped):
+    """An executable that reads one row of some inputs for each user."""
 
-    def __init__(self, once: Mapping[str, int], device: Executable) -> None:
+    def __init__(self, once: UserRows, device: Executable) -> None:
         super().__init__(device)
         self._once = once
         self._ahead: tuple[Feeds | None, Feeds] = None, {}  # what the next step is to be fed, and what that comes to
 
     def _of(self, feeds: Feeds) -> Feeds:
         (own, made), self._ahead = self._ahead, (None, {})
-        return made if own is feeds else self._one_row(feeds)
+        return made if own is feeds else self._by_user(feeds)
 
-    def _one_row(self, feeds: Feeds) -> Feeds:
-        given = {
-            name: value if name not in self._once or is_array(value) else taken(name, value)
-            for name, value in feeds.items()
-        }
-        return one_row(self._once, given)
+    def _by_user(self, feeds: Feeds) -> Feeds:
+        bring = taken if self._once.users == 1 else _on_host
+        own = {name: feeds[name] for name in self._once.entries if name in feeds}
+        return self._once.of(
+            {**feeds, **{name: value if is_array(value) else bring(name, value) for name, value in own.items()}}
+        )
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """Runs one step."""
@@ -318,7 +327,7 @@ class OneRow(Wrapped):
         def following() -> Feeds | None:
             with contextlib.suppress(EngineError):  # its own step says what is wrong
                 if (found := then()) is not None:
-                    self._ahead = found, self._one_row(found)
+                    self._ahead = found, self._by_user(found)
                     return self._ahead[1]
             return None
 
@@ -326,7 +335,7 @@ class OneRow(Wrapped):
 
     def buffers(self) -> Arrays:
         """Arrays of the other inputs."""
-        return {name: value for name, value in self.device.buffers().items() if name not in self._once}
+        return {name: value for name, value in self.device.buffers().items() if name not in self._once.entries}
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,9 +390,10 @@ class WithHost(Wrapped):
 
     def _run(self, feeds: Feeds) -> _Given:
         given = {name: _on_host(name, value) for name, value in feeds.items()}  # a session takes all of them
-        one_row(self._host.shared, given)  # says whose rows differ
+        self._host.shared.of(given)  # says whose rows differ
         inputs, outputs = self._host.run(given)
-        return _Given(given, {**inputs, **feeds}, outputs)
+        seen = () if self._host.shared.users == 1 else (*self._host.shared.entries, USERS)
+        return _Given(given, {**inputs, **{name: feeds[name] for name in feeds if name not in seen}}, outputs)
 
     def _around(self, given: _Given, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:
         return {**self._host.finish(given.feeds, step(given.inputs)), **given.outputs}

@@ -110,6 +110,7 @@ class Opened:
             raise ValueError(str(problem)) from None
         if host is None:
             return found
+        host.shared.hold_to(feeds)
         compiled = replace(found.compiled, optimized=replace(found.compiled.optimized, host=host))
         return replace(found, compiled=compiled)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.core.dag import Dag
-from msplit.engines.base import STEPS, Arrays
+from msplit.engines.base import HANDED, STEPS, Arrays, UserRows
 from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, to_numpy, torch_dtype
@@ -179,6 +179,13 @@ class Restored:
         return self.compiled.optimized.host
 
     @property
+    def shared(self) -> UserRows:
+        """Inputs of the model that may come as one row for each user."""
+        once, host = self.compiled.optimized.once, UserRows() if self.host is None else self.host.shared
+        own = {name: one for name, one in once.entries.items() if not name.endswith(HANDED)}
+        return UserRows({**own, **host.entries}, max(once.users, host.users), max(once.rows, host.rows))
+
+    @property
     def device_part(self) -> Restored:
         """The rest of it."""
         return replace(self, compiled=replace(self.compiled, optimized=replace(self.compiled.optimized, host=None)))
@@ -205,17 +212,13 @@ def pack(compiled: Compiled, plan: Plan, weights: Weights) -> bytes:
         "fetches": {name: list(key) for name, key in program.fetches.items()},
         "known": {name: encode_array(value) for name, value in program.known.items()},
         "dynamic": list(program.dynamic),
+        "once": compiled.optimized.once.packed(),
         "fed": {name: [list(shape), dtype] for name, (shape, dtype) in program.fed.items()},
         "shapes": [[*key, list(shape)] for key, shape in shapes.items()],
         "plan": [list(kernel) for kernel in stored.kernels],
         "groups": [[group.kind, list(group.nodes), group.stream] for group in stored.groups],
     }
     return json.dumps(data, separators=(",", ":")).encode()
-
-
-def _is_row(one: Sequence[int], every: Sequence[int]) -> bool:
-    """Whether an input of all rows has several of what is read."""
-    return len(one) == len(every) > 0 and one[1:] == every[1:] and 0 < one[0] < every[0] and not every[0] % one[0]
 
 
 def unpack(data: bytes, memory: torch.Tensor, tables: StoredTables, feeds: Arrays, *, fits: bool) -> Restored:
@@ -236,10 +239,10 @@ def unpack(data: bytes, memory: torch.Tensor, tables: StoredTables, feeds: Array
     compiler = Compiler(memory.device)
     steps = tuple(unpack_step(one, compiler if fits else None) for one in found["steps"])
     program = _program(found, steps, memory, tables)
-    feeds = {**feeds, STEPS: np.zeros((), np.int64)}
+    once = UserRows.unpacked(found.get("once", {}))
+    once.hold_to(feeds)
+    feeds = {STEPS: np.zeros((), np.int64), **once.of(feeds)}
     feeds = {name: feeds[name] for name in program.feeds}  # others are the host's
-    once = {name: shape[0] for name, (shape, _) in program.fed.items() if _is_row(shape, feeds[name].shape)}
-    feeds = {name: value[: once[name]] if name in once else value for name, value in feeds.items()}
     # The graph that it was traced from, as far as another trace needs it.
     shapes = {(node, port): tuple(shape) for node, port, shape in found["shapes"]}
     optimized = Optimized(_graph(program, shapes), feeds, once=once)

@@ -11,20 +11,26 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from msplit.analysis.rows.walk import independent_rows
+from msplit.engines.base import USERS
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import SharedRows
-from msplit.errors import EngineError
+from msplit.errors import EngineError, WrongShape
 from tests.analysis.rows import random_rows
 from tests.campaign import examples
-from tests.engines.cuda.cases import assert_equals_tensorflow, flat_of, graph_of, job, run
+from tests.engines.cuda.cases import assert_equals_tensorflow, flat_of, graph_of, job, outputs_of_tensorflow, run
 
 pytestmark = pytest.mark.tf
 
 ROWS = 6
 
 
-def shared_of(flat: Any, *names: str) -> SharedRows:
-    return SharedRows(names, tuple(independent_rows(flat).inputs.items()))
+def shared_of(flat: Any, *names: str, users: int = 1) -> SharedRows:
+    return SharedRows(names, tuple(independent_rows(flat).inputs.items()), users)
+
+
+def of_users(feeds: Any, of_row: Any, *names: str) -> dict[str, Any]:
+    """Inputs of which those that are shared have the rows of users, by the user of each row."""
+    return {name: value[of_row] if name in names else value for name, value in feeds.items()}
 
 
 def shapes_of(flat: Any, feeds: Any, shared: SharedRows) -> dict[str, list[tuple[int, ...]]]:
@@ -59,11 +65,12 @@ def ranker(tf: Any, v1: Any) -> None:
     tf.identity(user, name="who")
 
 
-def ranked(rows: int) -> dict[str, Any]:
+def ranked(rows: int, users: int = 1) -> dict[str, Any]:
     rng = np.random.default_rng(rows)
+    of_row = np.arange(rows) * users // rows
     return {
-        "user_clicks": np.repeat(rng.integers(0, 20, (1, 5)).astype(np.int32), rows, 0),
-        "user_age": np.full((rows, 1), rng.standard_normal(), np.float32),
+        "user_clicks": rng.integers(0, 20, (users, 5)).astype(np.int32)[of_row],
+        "user_age": rng.standard_normal((users, 1)).astype(np.float32)[of_row],
         "item": rng.integers(0, 30, rows).astype(np.int32),
         "item_price": rng.standard_normal((rows, 3)).astype(np.float32),
     }
@@ -77,6 +84,65 @@ def test_the_user_s_side_has_one_row(larger: dict[str, bool]) -> None:
     made = shapes_of(flat, feeds, shared)
     assert sorted(made["MatMul"]) == [(1, 16), (1, 16), (5, 8), (ROWS, 1), (ROWS, 16)], "u · W_u + i · W_i"
     assert "ConcatV2" not in made or (ROWS, 27) not in made["ConcatV2"]
+
+
+USER = ("user_clicks", "user_age")
+
+
+@pytest.mark.parametrize("larger", [{}, {"fuse": True}, {"group": True}, {"fuse": True, "group": True}])
+@pytest.mark.parametrize("of_row", [[0, 0, 1, 1, 2, 2], [2, 0, 0, 2, 0, 0], [4] * 6, [3, 5, 0, 3, 5, 0]])
+def test_the_side_of_several_users_has_one_row_for_each(larger: dict[str, bool], of_row: list[int]) -> None:
+    flat, feeds = graph_of(ranker, outputs=["y", "who"]), of_users(ranked(ROWS, users=ROWS), of_row, *USER)
+    shared = shared_of(flat, *USER, users=3)
+    assert_equals_tensorflow(flat, feeds, shared=shared, **larger)
+    made = shapes_of(flat, feeds, shared)
+    assert sorted(made["MatMul"]) == [(3, 16), (3, 16), (ROWS, 1), (ROWS, 16), (15, 8)], "(u · W_u)[users] + i · W_i"
+    assert "ConcatV2" not in made or (ROWS, 27) not in made["ConcatV2"]
+
+
+def test_users_are_given_in_one_of_three_forms() -> None:
+    flat, each = graph_of(ranker, outputs=["y", "who"]), ranked(ROWS, users=ROWS)
+    executable = ENGINE.build(job(flat, of_users(each, [0] * ROWS, *USER), shared=shared_of(flat, *USER, users=2)))
+    of_row = np.array([1, 0, 0, 1, 1, 0], np.int32)
+    feeds = of_users(each, of_row, *USER)
+    expected = outputs_of_tensorflow(flat, feeds)
+    compact = {**{name: value[:2] if name in USER else value for name, value in each.items()}, USERS: of_row}
+    for given_ in (feeds, compact, {name: torch.from_numpy(value) for name, value in feeds.items()}):
+        found = executable.step_prefetching(given_, lambda: compact)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+    one = {name: value[:1] if name in USER else value for name, value in each.items()}
+    assert np.array_equal(executable.step(one)["y"], executable.step(of_users(each, [0] * ROWS, *USER))["y"])
+    age = np.array([[np.nan], [0.0], [-0.0], [np.nan], [0.0], [-0.0]], np.float32)
+    with pytest.raises(WrongShape, match="rows of user_clicks, user_age are of 3 users, and a step has room for 2"):
+        executable.step({**of_users(each, [0] * ROWS, *USER), "user_age": age})
+    with pytest.raises(EngineError, match="rows of input user_age differ"):
+        executable.step({**feeds, "user_clicks": feeds["user_clicks"][:1]})
+    for wrong in (
+        {"user_age": age[:4]},
+        {"user_age": feeds["user_age"][:, 0]},
+        {"user_age": age[0, 0]},
+        {"item": feeds["item"][:4]},
+    ):
+        with pytest.raises(WrongShape, match=f"input {next(iter(wrong))} (was prepared as|has the shape)"):
+            executable.step({**feeds, **wrong})
+    for missing in ({}, {"user_age": [[1.0]]}):
+        with pytest.raises(EngineError, match=r"no value for input user_age|user_age: a list"):
+            executable.step({**{name: value for name, value in feeds.items() if name != "user_age"}, **missing})
+    executable.close()
+
+
+def test_a_step_of_few_rows_for_each_user_computes_all() -> None:
+    flat, feeds = graph_of(ranker, outputs=["y", "who"]), ranked(ROWS, users=ROWS)
+    shared = shared_of(flat, *USER, users=4)
+    assert_equals_tensorflow(flat, feeds, shared=shared)
+    assert (ROWS, 16) in shapes_of(flat, feeds, shared)["MatMul"]
+    executable = ENGINE.build(job(flat, feeds, shared=shared))
+    compact = {name: value[:2] if name in USER else value for name, value in feeds.items()}
+    of_row = np.array([1, 0, 0, 1, 1, 1], np.int32)
+    found, expected = executable.step({**compact, USERS: of_row}), executable.step(of_users(feeds, of_row, *USER))
+    assert np.array_equal(found["y"], expected["y"])
+    executable.close()
 
 
 @pytest.mark.parametrize("rows", [1, 2, ROWS])
@@ -131,6 +197,27 @@ def test_what_depends_on_the_number_of_rows_is_not_taken_of_one_row() -> None:
     assert_equals_tensorflow(flat, feeds, shared=shared_of(flat, "user"))
 
 
+@pytest.mark.parametrize("of_row", [[0, 0, 0, 1, 1, 1], [2, 0, 1, 1, 0, 2]])
+@pytest.mark.parametrize("larger", [{}, {"fuse": True, "group": True}])
+def test_what_is_added_up_or_lies_side_by_side_is_gathered_in_one_piece(
+    of_row: list[int], larger: dict[str, bool]
+) -> None:
+    def build(tf: Any, v1: Any) -> None:
+        user, item = (v1.placeholder(tf.float32, [None, 4], name=name) for name in ("user", "item"))
+        one, two, three = tf.exp(user), tf.sin(user), tf.reduce_sum(tf.abs(user), 1, keepdims=True) * tf.ones([1, 4])
+        v1.add_n([one, item, two, three], name="total")
+        tf.nn.softmax(tf.concat([one, two[:, :1], item, three, one], 1), name="beside")
+        tf.concat([two[:, None], three[:, None], item[:, None]], 1, name="below")
+        v1.add_n([item, item, three], name="one_of_them")
+
+    flat = graph_of(build, outputs=["total", "beside", "below", "one_of_them"])
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((ROWS, 4)).astype(np.float32) for name in ("user", "item")}
+    feeds, shared = of_users(feeds, of_row, "user"), shared_of(flat, "user", users=3)
+    assert_equals_tensorflow(flat, feeds, shared=shared, **larger)
+    assert sorted(shapes_of(flat, feeds, shared)["GatherV2"]) == [(6, 2, 4), (6, 4), (6, 4), (6, 5), (6, 8)]
+
+
 def test_an_input_of_which_all_rows_are_read_is_refused() -> None:
     def build(tf: Any, v1: Any) -> None:
         user, item = (v1.placeholder(tf.float32, [None, 4], name=name) for name in ("user", "item"))
@@ -180,6 +267,45 @@ def test_text_of_the_user_is_looked_up_once() -> None:
     executable.close()
 
 
+@pytest.mark.parametrize("users", [1, 2])
+def test_text_of_users_goes_into_what_is_made_behind_the_device(users: int) -> None:
+    def build(tf: Any, v1: Any) -> None:
+        city, age = (
+            v1.placeholder(tf.string, [None], name="user_city"),
+            v1.placeholder(tf.float32, [None], name="user_age"),
+        )
+        item = v1.placeholder(tf.float32, [None], name="item")
+        score = tf.strings.as_string(tf.cast(tf.exp(age) * item, tf.int32))
+        tf.strings.join([city, score], separator=": ", name="label")
+
+    flat = graph_of(build, outputs=["label"])
+    city, age = np.array([b"Paris", b""], object), np.array([1.0, -0.5], np.float32)
+    of_row = np.array([0, 1, 1, 0, 1, 0] if users > 1 else [1] * ROWS, np.int32)
+    feeds = {"user_city": city[of_row], "user_age": age[of_row], "item": np.arange(ROWS, dtype=np.float32)}
+    executable = ENGINE.build(job(flat, feeds, shared=shared_of(flat, "user_city", "user_age", users=users)))
+    expected = outputs_of_tensorflow(flat, feeds)["label"].tolist()
+    each = {"user_city": city, "user_age": age, "item": feeds["item"], USERS: of_row} if users > 1 else feeds
+    one = {name: value[-1:] if name.startswith("user") else value for name, value in feeds.items()}
+    for given_ in (feeds, each, *([one] if users == 1 else [])):
+        assert executable.step_prefetching(given_, lambda: each)["label"].tolist() == expected
+    executable.close()
+
+
+@pytest.mark.parametrize("larger", [{}, {"fuse": True, "group": True}])
+def test_text_of_several_users_is_looked_up_for_each(larger: dict[str, bool]) -> None:
+    flat, of_row = graph_of(words, outputs=["y"]), [2, 0, 0, 2, 0, 2]
+    each = [said(rows) for rows in range(1, 4)]
+    feeds = {name: np.concatenate([one[name][:1] for one in each])[of_row] for name in each[0]}
+    feeds["title"] = said(ROWS)["title"]
+    shared = shared_of(flat, "user_city", "user_age", users=3)
+    assert_equals_tensorflow(flat, feeds, shared=shared, **larger)
+    assert (3, 16) in shapes_of(flat, feeds, shared)["MatMul"]
+    executable = ENGINE.build(job(flat, feeds, shared=shared))
+    with pytest.raises(WrongShape, match="are of 6 users, and a step has room for 3"):
+        executable.step({**feeds, "user_city": np.array([b"%d" % row for row in range(ROWS)], object)})
+    executable.close()
+
+
 def test_an_input_that_is_an_output_and_a_choice_by_rows() -> None:
     def build(tf: Any, v1: Any) -> None:
         user, item, other = (v1.placeholder(tf.float32, [None, 4], name=name) for name in ("user", "item", "user_b"))
@@ -199,6 +325,25 @@ def test_an_input_that_is_an_output_and_a_choice_by_rows() -> None:
         ENGINE.build(job(flat, feeds, shared=shared_of(flat, "user")))
 
 
+def _side_by_side(tf: Any, g: Any, t: Any, *, multiplied: bool) -> Any:
+    other = g.choose([one for one in g.values if one.shape.rank == t.shape.rank])
+    beside = tf.concat(g.choose([[t, tf.abs(t), other], [other, t], [t, other, tf.square(t), -t]]), -1)
+    return tf.tensordot(beside, g.weights(beside.shape[-1], 2), 1) if multiplied else beside
+
+
+def _sum(tf: Any, g: Any, t: Any) -> Any:
+    others = [g.like(t), g.like(t)]
+    return tf.add_n(g.choose([[t, tf.abs(t), *others], [others[0], t, others[1], tf.square(t)]]))
+
+
+MEETINGS: list[Any] = [
+    _sum,
+    lambda tf, g, t: _side_by_side(tf, g, t, multiplied=True),
+    lambda tf, g, t: _side_by_side(tf, g, t, multiplied=False),
+] * 4
+"""Steps that several values go into, of users and of rows."""
+
+
 @settings(max_examples=examples(20, 5_000), suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_random_graphs_give_the_same_numbers(data: st.DataObject) -> None:
@@ -206,11 +351,13 @@ def test_random_graphs_give_the_same_numbers(data: st.DataObject) -> None:
 
     fed = {name.removesuffix(":0"): value for name, value in random_rows.feeds(ROWS, 1).items()}
     shared = data.draw(st.lists(st.sampled_from(sorted(fed)), min_size=1, max_size=3, unique=True))
-    fed |= {name: np.repeat(fed[name][:1], ROWS, 0) for name in shared}
+    users = data.draw(st.integers(1, ROWS // 2 + 1), "users")
+    of_row = data.draw(st.lists(st.integers(0, users - 1), min_size=ROWS, max_size=ROWS), "user of each row")
+    fed = of_users(fed, of_row, *shared)
     with tf.Graph().as_default() as graph:
         builder = random_rows.Builder(tf, lambda options: data.draw(st.sampled_from(list(options))))
         for _ in range(data.draw(st.integers(2, 14))):
-            made = builder.step(random_rows.STEPS, builder.other())
+            made = builder.step([*random_rows.STEPS, *MEETINGS], builder.other())
             builder.values += [] if made is None else [made]
         names = [tensor.op.name for tensor in builder.values[len(random_rows.INPUTS) :]]
         assume(names)
@@ -226,7 +373,8 @@ def test_random_graphs_give_the_same_numbers(data: st.DataObject) -> None:
             except (tf.errors.OpError, EngineError):
                 assume(False)
     try:
-        found = run(flat, feeds, 3, shared=SharedRows(taken, tuple(independent_rows(flat).inputs.items())))
+        larger = data.draw(st.sampled_from([{}, {"fuse": True, "group": True}]))
+        found = run(flat, feeds, 3, shared=shared_of(flat, *taken, users=users), **larger)
     except EngineError as problem:
         if "can not be shared" not in problem.what:
             raise
