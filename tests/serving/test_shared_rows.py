@@ -365,21 +365,14 @@ def test_bench_has_steps_of_several_users(flat: Any, batch: int, note: str) -> N
     assert any(note in one for one in done.notes), done.notes
 
 
-def test_a_load_test_sends_requests_of_one_user(file: Path, build: Path) -> None:
-    how = (
-        "--device",
-        "cpu",
-        "--clients",
-        "2",
-        "--measure",
-        "rows=8,repeat=1,seconds=0.3,warmup=0.1",
-        "--format",
-        "json",
-    )
+@pytest.mark.parametrize("of", ["one user", "several users", "a build"])
+def test_a_load_test_sends_requests_of_one_user(of: str, file: Path, build: Path) -> None:
     ours = (file, "--shared", "user_*", "--batch", "4,16", "--cuda", "effort=fast")
-    for model in (ours, (*ours, "--users", "3"), (build,)):
-        done = run_msplit("load", *model, *how)
-        assert done.code == 0, done.err
+    model = {"one user": ours, "several users": (*ours, "--users", "3"), "a build": (build,)}[of]
+    measure = "rows=8,repeat=1,seconds=0.3,warmup=0.1"
+    how = ("--device", "cpu", "--clients", "2", "--measure", measure, "--format", "json")
+    done = run_msplit("load", *model, *how)
+    assert done.code == 0, done.err
 
 
 def test_clients_that_repeat_the_user_are_answered(flat: Any, build: Path) -> None:

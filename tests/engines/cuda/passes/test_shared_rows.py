@@ -127,7 +127,7 @@ def test_users_are_given_in_one_of_three_forms() -> None:
         with pytest.raises(WrongShape, match=f"input {next(iter(wrong))} (was prepared as|has the shape)"):
             executable.step({**feeds, **wrong})
     for missing in ({}, {"user_age": [[1.0]]}):
-        with pytest.raises(EngineError, match=r"no value for input user_age|user_age: a list"):
+        with pytest.raises(EngineError, match=r"no value for input user_age|user_age is given a list"):
             executable.step({**{name: value for name, value in feeds.items() if name != "user_age"}, **missing})
     executable.close()
 
