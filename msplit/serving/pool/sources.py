@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -256,7 +256,8 @@ def _renews_model(flat: FlatGraph, made: Made, loaded: LoadedBuild, request: Run
     def renews(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
         other, state = values.changed(source, rows)
         jobs = [replace(job, flat=other, state=state) for job in made.jobs.values()]
-        live = [loaded.restored[program].compiled.program for program in made.jobs]
+        running = [loaded.restored[program] for program in made.jobs]
+        live = [one.compiled.program for one in running]
         checks, new, largest, stack = list[OutputCheck](), [], loaded.restored[[*made.jobs][-1]], ExitStack()
         with making_beside(request.places[0], object):
             try:
@@ -266,12 +267,12 @@ def _renews_model(flat: FlatGraph, made: Made, loaded: LoadedBuild, request: Run
                     if alone is not None:
                         stack.callback(values.keep, other, state)
                         return alone, checks, stack.close
-                for program, again in zip(live, jobs, strict=True):
-                    with renewal.sharing_with(program):
+                for one, again in zip(running, jobs, strict=True):
+                    with renewal.sharing_with(one.compiled.program):
                         compiled = ENGINE.compile(again)
-                    if compiled.optimized.host is not None:
-                        fix = "make another pool"
-                        raise EngineError("a part of the model runs on the host, which keeps the old values", fix=fix)
+                    if not _same_on_host(one.host, compiled.optimized.host):
+                        what = "a part of the model runs on the host, which keeps its old values, and has other ones"
+                        raise EngineError(what, fix="make another pool")
                     checks.append(verify_made(compiled, again, request))
                     new.append(compiled.program)
                 return renewal.Renewal.of(live, new), checks, lambda: values.keep(other, state)
@@ -279,6 +280,15 @@ def _renews_model(flat: FlatGraph, made: Made, loaded: LoadedBuild, request: Run
                 ENGINE.forget(other)
 
     return renews
+
+
+def _same_on_host(one: Any, other: Any) -> bool:
+    """True if the host parts of two models are the same, with the same tables, vocabularies and values. False where that can not be told."""
+    if one is None or other is None:
+        return one is other
+    with suppress(EngineError):
+        return one.packed() == other.packed()
+    return False
 
 
 def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:

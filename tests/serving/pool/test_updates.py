@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -274,3 +274,39 @@ def test_constants_that_were_equal_may_come_to_differ(tmp_path: Path) -> None:
         check(pool.step, values, 5)
         pool.update({"b2": values["b"], "b": values["b2"]})
         check(pool.step, values | {"b2": values["b"], "b": values["b2"]}, 5)
+
+
+def words_model(path: Path, words: Sequence[str], weight: float) -> Path:
+    """Words, looked up on the host, whose numbers the device looks up in a variable."""
+    import tensorflow as tf
+
+    module = tf.Module()
+    numbers = tf.lookup.KeyValueTensorInitializer(list(words), list(range(len(words))), value_dtype=tf.int64)
+    module.words = tf.lookup.StaticHashTable(numbers, 0)
+    module.table = tf.Variable(np.arange(12, dtype=np.float32).reshape(3, 4), name="table")
+    module.weight = tf.Variable(np.full((4, 2), weight, np.float32), name="weight")
+
+    def rank(word: Any) -> Any:
+        return {"y": tf.nn.embedding_lookup(module.table, module.words.lookup(word)) @ module.weight}
+
+    signature = tf.function(rank, input_signature=[tf.TensorSpec([None], tf.string, name="word")])
+    tf.saved_model.save(module, str(path), signatures=signature)
+    return path
+
+
+def test_a_model_with_words_takes_values_as_long_as_the_words_stay(tmp_path: Path) -> None:
+    first = words_model(tmp_path / "1", ("a", "b", "c"), 1.0)
+    second = words_model(tmp_path / "2", ("a", "b", "c"), 2.0)
+    other = words_model(tmp_path / "3", ("c", "b", "a"), 3.0)
+    feeds = {"word": np.array([b"b", b"c", b"nowhere"], object)}
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)[[1, 2, 0]]
+    with msplit.pool(str(first), batches=[4], groups=1, engine="cuda", device="cpu", streams=1) as pool:
+        np.testing.assert_allclose(pool.step(feeds)["y"], rows @ np.full((4, 2), 1.0))
+        pool.update(str(second))
+        np.testing.assert_allclose(pool.step(feeds)["y"], rows @ np.full((4, 2), 2.0))
+        pool.update(rows={"table": (np.array([2]), np.full((1, 4), 5, np.float32))})
+        rows[1] = 5
+        np.testing.assert_allclose(pool.step(feeds)["y"], rows @ np.full((4, 2), 2.0))
+        with pytest.raises(msplit.EngineError, match="keeps its old values, and has other ones"):
+            pool.update(str(other))
+        np.testing.assert_allclose(pool.step(feeds)["y"], rows @ np.full((4, 2), 2.0))
