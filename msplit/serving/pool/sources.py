@@ -283,11 +283,11 @@ def _renews_model(flat: FlatGraph, made: Made, loaded: LoadedBuild, request: Run
 
 
 def _same_on_host(one: Any, other: Any) -> bool:
-    """True if the host parts of two models are the same, with the same tables, vocabularies and values. False where that can not be told."""
+    """True if two models have the host run the same, with the same tables, vocabularies and values. False where that can not be told."""
     if one is None or other is None:
         return one is other
     with suppress(EngineError):
-        return one.packed() == other.packed()
+        return bool(one.packed() == other.packed())
     return False
 
 
