@@ -15,6 +15,7 @@ from msplit.analysis.isomorphic import Isomorphic, NearlyIsomorphic
 from msplit.analysis.shared import SharedWork
 from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
+from msplit.errors import MsplitError
 from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint
 from msplit.inputs.make import composite_inputs, input_specs
@@ -302,8 +303,11 @@ _IDS = (
 
 
 def loose_inputs(found: Analysis) -> Collection[str]:
-    """Inputs that are parts of sparse and ragged tensors."""
-    return composite_inputs(found.flat, input_specs(found.flat, 1, {})[0], 1)
+    """Inputs that are parts of sparse and ragged tensors; none of a model with an input of an unknown type, which nothing runs."""
+    try:
+        return composite_inputs(found.flat, input_specs(found.flat, 1, {})[0], 1)
+    except MsplitError:
+        return ()
 
 
 _LOOSE = (
