@@ -27,6 +27,17 @@ def synchronize(place: torch.device) -> None:
         torch.cuda.synchronize(place)
 
 
+@contextlib.contextmanager
+def no_capture(*, wait: bool) -> Iterator[bool]:
+    """A block in which no thread captures, so that any stream may be waited for; False where one does, unless its end is waited for."""
+    free = _ALONE.acquire(blocking=wait)
+    try:
+        yield free
+    finally:
+        if free:
+            _ALONE.release()
+
+
 def empty_cache() -> None:
     """Gives the memory that PyTorch keeps unused back to the device, when no other thread is capturing."""
     with _ALONE:

@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,10 +28,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from msplit.engines.cuda.device.capture import capture, is_capturing
+from msplit.engines.cuda.device.capture import capture, is_capturing, no_capture
 from msplit.engines.cuda.device.device import Device, new_stream, runtime
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.kernels.launch import Code, can_launch, cores, launch
+from msplit.engines.cuda.kernels.launch import Code, can_launch, cores, is_precompiling, launch
 from msplit.engines.cuda.kernels.memory import seen_by
 from msplit.engines.cuda.kernels.tiles import power_of_two
 from msplit.errors import EngineError
@@ -104,6 +103,7 @@ class RowCache:
         rows: The rows in the cache.
         recent: Per place, how many refreshes its row stays without being read.
         notes: What lookups noted: numbers of rows, `_HIT`, or `_NOTHING`.
+        graph: What a refresh does, captured; None: it is launched kernel by kernel.
         counts: Lookups that found their row in the cache and those that did not, as far as refreshes saw them; and rows that came in.
     """
 
@@ -130,7 +130,7 @@ class RowCache:
         self._firsts = torch.tensor(self.firsts, device=place)
         self._addresses = torch.tensor([table.data_ptr() for table in tables], device=place)
         self._next = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
 
     @property
     def bytes(self) -> int:
@@ -151,20 +151,21 @@ class RowCache:
         begin, count = self.region(found.numel(), 1)
         self.notes[begin : begin + count] = found.reshape(-1)[:count].to(torch.int32)
 
-    def prepare(self, stream: Any) -> None:
-        """Captures what a refresh does, on a GPU. The current stream is this one."""
-        self.refresh()  # kernels are compiled and libraries begin outside of a capture
-        with capture([stream], torch.cuda.graph_pool_handle()) as self._graph:
-            self._refresh()
+    def captured(self, stream: Any) -> torch.cuda.CUDAGraph:
+        """What a refresh does as a graph, on a GPU. It has run before, so that nothing is compiled in the capture."""
+        with torch.cuda.stream(stream), capture([stream], torch.cuda.graph_pool_handle()) as graph:
+            self.take_in()
+        return graph
 
-    def refresh(self, *, eagerly: bool = False) -> None:
-        """Takes in rows that were missed. No step runs meanwhile. `eagerly`, kernels are launched one by one."""
-        if self._graph is None or eagerly:
-            self._refresh()
+    def refresh(self) -> None:
+        """Takes in rows that were missed. No step runs meanwhile."""
+        if self.graph is None:
+            self.take_in()
         else:
-            self._graph.replay()
+            self.graph.replay()
 
-    def _refresh(self) -> None:
+    def take_in(self) -> None:
+        """The same, kernel by kernel."""
         count, device, nobody, nowhere = self._admitted, self.notes.device, self._total, self.capacity
         each = torch.arange(count, device=device)
         missed = self.notes >= 0
@@ -246,6 +247,7 @@ class HostTables:
         self._waited: set[int] = set()  # of those, which wait for the last refresh
         self._fresh: Any = None
         self._own: Any = None
+        self._due = False
 
     @property
     def caches(self) -> list[RowCache]:
@@ -312,13 +314,6 @@ class HostTables:
         tables = [_mapped(memory, self._device) for memory in memories]
         with self._device.entered():
             cache = RowCache(self._device, [table.detach().view(len(table), -1) for table in tables], capacity)
-            if self._device.is_gpu:
-                streams = self._device.streams.lease(1)  # not ours, which may have a refresh to do meanwhile
-                streams[0].wait_stream(torch.cuda.current_stream(self._device.place))
-                with torch.cuda.stream(streams[0]):
-                    cache.prepare(streams[0])
-                streams[0].synchronize()
-                self._device.streams.give_back(streams)
         with self._lock:
             if self._own is None and self._device.is_gpu:
                 self._own = new_stream(self._device.place)
@@ -351,8 +346,13 @@ class HostTables:
                     self._waited.add(handle)
             yield
             self._steps += 1
-            if self._places and (self._steps <= _FIRST or not self._steps % _EVERY):
-                self._alone(self._refresh)
+            self._due |= self._steps <= _FIRST or not self._steps % _EVERY
+            # Where kernels are noted only, no row would be copied. Beside a capture, whose streams can not be waited for, it is put off.
+            if self._due and self._places and not is_precompiling():
+                with no_capture(wait=False) as free:
+                    if free:
+                        self._due = False
+                        self._alone(self._refresh)
 
     def _refresh(self) -> None:
         for cache in self.caches:
@@ -369,11 +369,11 @@ class HostTables:
         """Drops rows of a table that have got other values, all or some, from the cache."""
         place = self.find(table)
         if place is not None:
-            with self._lock:
+            with no_capture(wait=True), self._lock:
                 self._alone(lambda: place.cache.forget(place.first, len(table), ids))
 
     def _alone(self, run: Any) -> None:
-        """Runs something between two steps."""
+        """Runs something between two steps. No stream is being captured."""
         if not self._device.is_gpu:
             run()
             return
@@ -386,10 +386,16 @@ class HostTables:
             self._waited.clear()
 
     def warm(self, constants: Iterable[Tensor]) -> None:
-        """Launches what a refresh of the caches of some constants does, so that whoever notes kernels has them."""
+        """Runs a refresh of the caches of some constants kernel by kernel, so that whoever notes kernels has them, and captures it."""
         for cache in self._caches_of(constants):
-            with self._lock:
-                self._alone(partial(cache.refresh, eagerly=True))
+            with no_capture(wait=True), self._lock:
+                self._alone(cache.take_in)
+            if cache.graph is None and self._device.is_gpu:
+                streams = self._device.streams.lease(1)  # not ours, on which a refresh may begin meanwhile
+                graph = cache.captured(streams[0])
+                self._device.streams.give_back(streams)
+                with self._lock:
+                    cache.graph = cache.graph or graph
 
     def _caches_of(self, constants: Iterable[Tensor]) -> list[RowCache]:
         places = [place for one in constants if (place := self.find(one)) is not None]

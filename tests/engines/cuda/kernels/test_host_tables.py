@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.engines.cuda.device.capture import no_capture
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels import host_tables
 from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache, divided
@@ -168,3 +169,33 @@ def test_each_lookup_notes_in_a_place_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert [cache.region(count, 1) for count in (40, 60, 30, 101, 80)] == places
     # Of several lookups of a step each has its share, however many rows another one reads.
     assert [cache.region(count, 3) for count in (7, 1000, 5)] == [(80, 7), (0, 33), (33, 5)]
+
+
+def test_a_refresh_is_put_off_where_it_could_not_copy_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels are noted only, and beside a capture in another thread."""
+    tables, (table,), cache = tables_of(np.arange(40, dtype=np.float32).reshape(20, 2), capacity=16)
+    ids = torch.arange(5)
+    monkeypatch.setattr(host_tables, "is_precompiling", lambda: True)
+    with tables.step():
+        lookup(tables, table, ids)
+    assert int(cache.counts[2]) == 0
+    monkeypatch.setattr(host_tables, "is_precompiling", lambda: False)
+    begun, over = Event(), Event()
+
+    def captures() -> None:
+        with no_capture(wait=True):  # holds what a capture holds
+            begun.set()
+            over.wait()
+
+    other = Thread(target=captures)
+    other.start()
+    begun.wait()
+    with tables.step():
+        lookup(tables, table, ids)
+    assert int(cache.counts[2]) == 0
+    over.set()
+    other.join()
+    with tables.step():
+        lookup(tables, table, ids)
+    assert int(cache.counts[2]) > 0
+    check(cache, [np.arange(40, dtype=np.float32).reshape(20, 2)])

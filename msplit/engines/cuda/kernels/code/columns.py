@@ -30,7 +30,7 @@ def _in_cache(entry, index, place, read, address, pitch, BYTES: tl.constexpr):  
     kept = read & (places != 0)
     slot = tl.load((places + index * 4).to(tl.pointer_type(tl.int32)), mask=kept, other=-1).to(tl.int64)
     hit = slot >= 0
-    tl.store((tl.load(entry + 2) + slot).to(tl.pointer_type(tl.int8)), tl.full(slot.shape, 2, tl.int8), mask=hit)
+    tl.store((tl.load(entry + 2) + slot).to(tl.pointer_type(tl.int8)), tl.where(hit, 2, 0).to(tl.int8), mask=hit)
     notes = tl.load(entry + 4)
     noted = tl.where(hit, -1, tl.load(entry + 3) + index).to(tl.int32)
     tl.store((notes + place * 4).to(tl.pointer_type(tl.int32)), noted, mask=kept & (place < tl.load(entry + 5)))
