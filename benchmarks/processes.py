@@ -52,7 +52,7 @@ from msplit.serving.pool import making
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.steps import StepSlot
+from msplit.serving.pool.slots import StepSlot
 
 GROUPS, WINDOW = 4, 4
 """Slots on each GPU, and full requests on their way for each slot."""

@@ -195,7 +195,7 @@ def empty_pool(tell: Any = None) -> Any:
     from msplit.serving.pool.pool import About, Pool
     from msplit.serving.pool.ports import Port, Ports
     from msplit.serving.pool.settings import PoolSettings
-    from msplit.serving.pool.steps import StepSlot
+    from msplit.serving.pool.slots import StepSlot
 
     batches = (1, 4, 16, 64)
     ports = Ports({"x": np.dtype(np.float32)}, {rows: {"x": (rows, WIDTH)} for rows in batches}, ({"x": 1}, {"y": 1}))

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from msplit.analysis.rows.walk import independent_rows
-from msplit.engines.base import USERS, Arrays, Executable, Feeds, Following, UserRows, is_tensor, taken_rows
+from msplit.engines.base import USERS, Arrays, Executable, Feeds, Following, is_tensor
 from msplit.engines.cuda.options import SharedRows
 from msplit.engines.tensors import as_array, joined, part, pieces, pieces_of_users, tensor
+from msplit.engines.user_rows import UserRows, taken_rows
 from msplit.errors import EngineError, MsplitError, WrongShape
 from msplit.flatten.flat import FlatGraph
 from msplit.run.request import RunRequest

@@ -25,9 +25,10 @@ from msplit import formats
 from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core import arguments
 from msplit.core.arguments import Precision, listed, whole
-from msplit.engines.base import Arrays, Executable, Job, taken_rows, timed
+from msplit.engines.base import Arrays, Executable, Job, timed
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, SharedRows
+from msplit.engines.user_rows import taken_rows
 from msplit.errors import Closed, EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files

@@ -13,8 +13,9 @@ from msplit.assignment.model import opened
 from msplit.core import statistics
 from msplit.core.arguments import Precision
 from msplit.core.statistics import Ratio
-from msplit.engines.base import Arrays, TensorFlowOptions, UserRows, side_by_side
+from msplit.engines.base import Arrays, TensorFlowOptions, side_by_side
 from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, prepared, silent, timing

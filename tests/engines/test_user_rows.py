@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from msplit.engines.base import USERS, UserRows
+from msplit.engines.base import USERS
 from msplit.engines.tensors import pieces_of_users
+from msplit.engines.user_rows import UserRows
 from msplit.errors import WrongShape
 from tests.campaign import examples
 

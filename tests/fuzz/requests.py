@@ -73,7 +73,7 @@ def service() -> Any:
     from msplit.serving.pool.pool import About, Pool
     from msplit.serving.pool.ports import Port, Ports
     from msplit.serving.pool.settings import PoolSettings
-    from msplit.serving.pool.steps import SimulatedSlot, StepSlot
+    from msplit.serving.pool.slots import SimulatedSlot, StepSlot
     from msplit.serving.server.metrics import Metrics
     from msplit.serving.server.models import Models, Version, signature_of
     from msplit.serving.server.service import Service

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from msplit.core.arguments import Precision
 from msplit.core.dag import reached
 from msplit.core.graph import CONTROL
-from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, USERS, Arrays, Job, UserRows
+from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, USERS, Arrays, Job
 from msplit.engines.cuda.autotune.tuner import Family, Tuner, choosing_for
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
 from msplit.engines.cuda.frontend.functionalize import raise_control
@@ -46,6 +46,7 @@ from msplit.engines.cuda.passes.tracing import list_choices, lookup_tables, trac
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.engines.cuda.runtime.host_stage import HostOptions
+from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.files import JsonValue

@@ -23,7 +23,8 @@ from typing import Any
 from msplit.engines.base import Feeds, device_lost
 from msplit.errors import Closed
 from msplit.serving.pool.scheduler import NEVER, Step
-from msplit.serving.pool.steps import Answer, Condition, PoolFuture, PoolSteps, Slot, drain, outputs_for, wake
+from msplit.serving.pool.slots import Answer, Slot
+from msplit.serving.pool.steps import Condition, PoolFuture, PoolSteps, drain, outputs_for, wake
 
 _POLLS = 8
 """Number of polls of a thread before it lets other threads run."""

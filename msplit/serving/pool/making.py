@@ -20,7 +20,7 @@ from msplit.serving.pool.pool import About, Pool, Renews
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.processes import of_members
 from msplit.serving.pool.settings import AUTO, WORTH, PoolSettings, Tried, choose
-from msplit.serving.pool.steps import Slot
+from msplit.serving.pool.slots import Slot
 from msplit.verify.results import OutputCheck
 
 _MOST_SLOTS = 16

@@ -14,7 +14,8 @@ from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any
 
-from msplit.serving.pool.steps import Answer, PoolFuture
+from msplit.serving.pool.slots import Answer
+from msplit.serving.pool.steps import PoolFuture
 
 
 class PartedRequest:

@@ -30,7 +30,8 @@ from msplit.serving.pool.parts import PartedRequest
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, Slot
+from msplit.serving.pool.slots import Answer, Slot
+from msplit.serving.pool.steps import PoolFuture, PoolSteps, ProcessState
 from msplit.verify.results import NewRows, NewValues, OutputCheck, ValueUpdate
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import USERS, Arrays, Feeds, UserRows, is_array, is_tensor, one_row, refuse
+from msplit.engines.base import USERS, Arrays, Feeds, is_array, is_tensor, refuse
 from msplit.engines.host.hashing import all_bytes
 from msplit.engines.tensors import as_array, joined, lies_on, part, pieces, pieces_of_users, tensor
+from msplit.engines.user_rows import UserRows, one_row
 from msplit.errors import EngineError
 from msplit.formats.tensors import numpy_dtype
 from msplit.serving.pool.settings import MAX_STEPS

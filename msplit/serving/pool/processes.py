@@ -28,7 +28,8 @@ from msplit.serving.pool.members import Member, ProcessLine, go_on, readable
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, ProcessState, settle
+from msplit.serving.pool.slots import Answer
+from msplit.serving.pool.steps import PoolFuture, PoolSteps, ProcessState, settle
 from msplit.serving.pool.worker import Hello
 from msplit.verify.results import NewRows, NewValues, ValueUpdate
 

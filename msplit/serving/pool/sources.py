@@ -36,7 +36,7 @@ from msplit.serving.pool.making import make as make_pool
 from msplit.serving.pool.pool import Pool, Renews
 from msplit.serving.pool.ports import Ports, Shape
 from msplit.serving.pool.settings import AUTO, PoolSettings
-from msplit.serving.pool.steps import Answer, HostedSlot, SimulatedSlot, Slot, StepSlot
+from msplit.serving.pool.slots import Answer, HostedSlot, SimulatedSlot, Slot, StepSlot
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.results import OutputCheck
 

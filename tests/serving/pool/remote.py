@@ -20,7 +20,7 @@ from msplit.serving.pool import making
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.steps import SimulatedSlot, StepSlot
+from msplit.serving.pool.slots import SimulatedSlot, StepSlot
 from tests.serving.pool.scripted import placed
 
 FLOAT, SOON = np.dtype(np.float64), 20.0

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from msplit.engines.base import USERS, UserRows
+from msplit.engines.base import USERS
+from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
 from msplit.serving.pool.ports import Port, Ports
 from tests.campaign import examples

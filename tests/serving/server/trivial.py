@@ -25,7 +25,7 @@ from msplit.serving.pool import making
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.steps import SimulatedSlot, StepSlot
+from msplit.serving.pool.slots import SimulatedSlot, StepSlot
 from msplit.serving.server import access, logs, run
 from msplit.serving.server.models import Models, Status, Version, VersionState, signature_of
 from tests import forked

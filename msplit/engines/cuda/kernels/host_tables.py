@@ -61,8 +61,8 @@ _ROWS = Code("memory", "copy_rows", specialized=False)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a lookup finds a table's rows on the device.
+class CachedTable:
+    """A table in the host's memory, of which the device keeps some rows.
 
     Attributes:
         cache: The rows of this table and of others.
@@ -241,7 +241,7 @@ class HostTables:
 
     def __init__(self, device: Device) -> None:
         self._device, self._lock, self._steps = device, threading.RLock(), 0
-        self._places: dict[int, Place] = {}  # by the address of a table
+        self._places: dict[int, CachedTable] = {}  # by the address of a table
         self._made: dict[tuple[Any, ...], list[weakref.ref[Tensor]]] = {}
         self._streams: dict[int, Any] = {}  # on which steps were begun, by CUDA's handle
         self._waited: set[int] = set()  # of those, which wait for the last refresh
@@ -255,7 +255,7 @@ class HostTables:
         places = [*self._places.values()]  # at once: a table may go meanwhile
         return list({id(place.cache): place.cache for place in places}.values())
 
-    def find(self, table: Tensor) -> Place | None:
+    def find(self, table: Tensor) -> CachedTable | None:
         """Where rows of a tensor are kept; None for one that is not in the host's memory."""
         return self._places.get(table.data_ptr()) if self._places else None
 
@@ -318,7 +318,7 @@ class HostTables:
             if self._own is None and self._device.is_gpu:
                 self._own = new_stream(self._device.place)
             for table, first, memory in zip(tables, cache.firsts, memories, strict=True):
-                self._places[table.data_ptr()] = Place(cache, first, memory)
+                self._places[table.data_ptr()] = CachedTable(cache, first, memory)
                 weakref.finalize(table, self._drop, table.data_ptr()).atexit = False
             self._steps = 0  # the new cache is empty
             self._made[key] = [weakref.ref(table) for table in tables]

@@ -20,18 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
-from msplit.engines.base import (
-    STEPS,
-    Arrays,
-    Executable,
-    Feeds,
-    Following,
-    Job,
-    Timeline,
-    UserRows,
-    is_array,
-    refuse_fed,
-)
+from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Job, Timeline, is_array, refuse_fed
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
 from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import dtype_name, own_copy, to_numpy, to_torch
@@ -48,6 +37,7 @@ from msplit.engines.cuda.runtime.host import ByUser, Counting, HostPart, StepCou
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.cuda.runtime.plan_binding import SeparateMemory, gpu_of_streams, restore
 from msplit.engines.cuda.runtime.stream_program import HostTap, StreamProgram, Tap, arrange, simulate, timeline
+from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
 from msplit.progress import Progress, phase
 from msplit.schedule.machine import Machine

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import HANDED, STEPS, USERS, Arrays, Executable, Feeds, Following, Timeline, UserRows, is_array
+from msplit.engines.base import HANDED, STEPS, USERS, Arrays, Executable, Feeds, Following, Timeline, is_array
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.runtime.host_stage import HostOptions, HostStage, stage_of
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.host.program import HostGraph
+from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.core.dag import Dag
-from msplit.engines.base import HANDED, STEPS, Arrays, UserRows
+from msplit.engines.base import HANDED, STEPS, Arrays
 from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, to_numpy, torch_dtype
@@ -36,6 +36,7 @@ from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove, untimed_plan
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.engines.cuda.stored.steps import key_of, pack_step, unpack_step
+from msplit.engines.user_rows import UserRows
 from msplit.schedule.plan import Plan
 
 ALIGNED = 512
