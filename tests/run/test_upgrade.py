@@ -29,6 +29,7 @@ from msplit.run import upgrade
 from msplit.run.runner import FairLock, Runner
 from msplit.run.upgrade import Inputs, start_improving
 from msplit.verify.results import Settings
+from tests.leftovers import Leftovers
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = {"streams": (1, 4), "engine": "cuda", "device": "cpu", "batch": 8}
@@ -423,7 +424,7 @@ def test_what_it_made_is_closed_when_it_is_given_up(mmoe, monkeypatch):
     pytest.importorskip("torch")
     from msplit.engines.cuda.engine import ENGINE as CUDA
 
-    made, closed, begun = [], [], threading.Event()
+    made, closed, begun, leftovers = [], [], threading.Event(), Leftovers()
     build = CUDA.build
 
     def watched(job):
@@ -440,7 +441,7 @@ def test_what_it_made_is_closed_when_it_is_given_up(mmoe, monkeypatch):
     assert begun.wait(LONG)
     runner.close()
     assert set(map(id, made)) == set(map(id, closed))
-    assert not [thread for thread in threading.enumerate() if thread.name == "msplit-improve"]
+    assert "msplit-improve" not in leftovers.threads()
 
 
 @pytest.mark.tf
@@ -467,11 +468,11 @@ def test_numbers_drawn_go_on_where_they_were():
 
 @pytest.mark.tf
 def test_tensorflow_is_not_improved_and_says_so(mmoe):
-    before = threading.active_count()
+    leftovers = Leftovers()
     with msplit.prepare(mmoe, **dict(SIMULATED, engine="tensorflow"), improve=True) as runner:
         assert runner.improved is None
         assert any("improve is for the cuda engine" in note for note in runner.notes)
-        assert threading.active_count() == before
+        assert leftovers.threads() == []
         check(runner, mmoe)
 
 
@@ -487,7 +488,7 @@ def test_a_compiled_function_is_improved_and_its_folder_goes_last(monkeypatch):
     pytest.importorskip("torch")
     from msplit.run import function
 
-    folders = []
+    folders, leftovers = [], Leftovers()
     make = function.export
 
     def watched(*arguments, **options):
@@ -507,7 +508,7 @@ def test_a_compiled_function_is_improved_and_its_folder_goes_last(monkeypatch):
         assert all(folder.exists() for folder in folders)
     assert len(folders) == 2
     assert not any(folder.exists() for folder in folders)
-    assert not [thread for thread in threading.enumerate() if thread.name == "msplit-improve"]
+    assert "msplit-improve" not in leftovers.threads()
 
 
 def test_only_who_prepares_in_full_waits(monkeypatch):

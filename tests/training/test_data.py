@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,6 +18,7 @@ from msplit.errors import LoadError
 from msplit.inputs.sparse_ragged import InputSpec
 from msplit.training.batches import Prefetched
 from msplit.training.data import BatchOptions, constant, open_data
+from tests.leftovers import Leftovers
 
 SPECS = {
     "x": InputSpec("x", "float32", (None, 2), 0, 0),
@@ -238,7 +238,7 @@ def test_records(tmp_path: Path) -> None:
 
 
 def test_what_comes_next_is_made_ahead_and_no_further() -> None:
-    made: list[int] = []
+    made, leftovers = list[int](), Leftovers()
 
     def items() -> Iterator[int]:
         for number in range(100):
@@ -252,7 +252,7 @@ def test_what_comes_next_is_made_ahead_and_no_further() -> None:
             time.sleep(0.001)
         time.sleep(0.01)
         assert made == [0, 1, 2, 3]  # two are ready, and one waits
-    assert all(thread.name != "msplit-ahead" for thread in threading.enumerate())
+    assert leftovers.threads() == []
     assert list(Prefetched(iter(range(50)))) == list(range(50))
 
 

@@ -25,6 +25,7 @@ from msplit.opset.traits import ops_with
 from msplit.verify.results import Settings
 from tests import forked
 from tests.cli.runner import ROOT, msplit
+from tests.leftovers import Leftovers
 
 pytestmark = pytest.mark.tf
 
@@ -55,9 +56,9 @@ def opened(flat: Any, streams: int = 1, **options: Any) -> Any:
 @pytest.mark.parametrize("streams", [1, 2])
 def test_queues_are_filled_in_order_to_the_end_of_their_data(streams: int, tmp_path: Path) -> None:
     flat = written(two_queues, tmp_path)
-    before = threading.active_count()
+    leftovers = Leftovers()
     executable = opened(flat, streams)
-    assert threading.active_count() > before
+    assert leftovers.threads()
     seen = [executable.step({})["y"] for _ in range(5)]
     np.testing.assert_array_equal(np.concatenate(seen), [2.0 * number for _ in range(2) for number in range(10)])
     for _ in range(2):
@@ -65,17 +66,18 @@ def test_queues_are_filled_in_order_to_the_end_of_their_data(streams: int, tmp_p
             executable.step({})
         assert "--part inputs=" in told.value.fix
     executable.close()
-    assert threading.active_count() == before
+    assert leftovers.threads() == []
 
 
 def test_a_session_is_closed_in_the_middle_of_its_data(tmp_path: Path) -> None:
-    executable = opened(written(lambda tf, v1: two_queues(tf, v1, epochs=None), tmp_path))
-    before = threading.active_count()
+    flat, leftovers = written(lambda tf, v1: two_queues(tf, v1, epochs=None), tmp_path), Leftovers()
+    executable = opened(flat)
+    assert leftovers.threads()
     executable.step({})
     start = time.perf_counter()
     executable.close()
     assert time.perf_counter() - start < 4
-    assert threading.active_count() < before
+    assert leftovers.threads() == []
 
 
 def empty(tf: Any, v1: Any) -> None:

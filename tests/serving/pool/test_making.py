@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from msplit.serving.pool.pool import About
 from msplit.serving.pool.ports import Ports
 from tests import forked, networks
 from tests.campaign import campaign, examples
+from tests.leftovers import Leftovers
 
 pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
@@ -349,14 +349,14 @@ def test_a_build_that_was_made_with_other_versions(
 @pytest.mark.parametrize("gpus", [(), (0, 1)])
 def test_slots_are_chosen_by_measuring(build: Path, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msplit.serving.pool.making._TRIAL", 0.01)
-    threads = threading.active_count()
+    leftovers = Leftovers()
     with msplit.pool(build, **dict(SIMULATED, devices=gpus), groups="auto") as pool:
         assert isinstance(pool.settings.groups, int)
         assert len(pool.about.checks) == 2 * pool.settings.groups * max(len(gpus), 1)
         assert any(note.startswith("slots were chosen by measuring: 1: ") for note in pool.about.notes)
         assert pool.stats().requests == 0
         pool.step(rows_of(0, 2, 1.0))
-    assert threading.active_count() == threads
+    assert leftovers.threads() == []
 
 
 def test_processes_are_chosen_by_measuring(
@@ -440,7 +440,7 @@ def test_what_does_not_fit_is_refused_before_it_is_made(build: Path) -> None:
 def test_a_failure_while_it_is_made_leaves_nothing(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from msplit.serving.pool import making
 
-    threads = threading.active_count()
+    leftovers = Leftovers()
 
     def fails(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
@@ -448,7 +448,7 @@ def test_a_failure_while_it_is_made_leaves_nothing(build: Path, monkeypatch: pyt
     monkeypatch.setattr(making, "_flood", fails)
     with pytest.raises(ZeroDivisionError):
         msplit.pool(build, groups="auto")
-    assert threading.active_count() == threads
+    assert leftovers.threads() == []
 
 
 @pytest.mark.parametrize(
@@ -494,10 +494,10 @@ def test_opens_and_closes_leave_nothing(build: Path) -> None:
             pool.step(rows_of(0, 2, 1.0))
 
     turn()
-    before = (threading.active_count(), len(os.listdir("/proc/self/fd")))
+    leftovers = Leftovers()
     for _ in range(5):
         turn()
-    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+    assert (leftovers.threads(), leftovers.files()) == ([], [])
 
 
 def test_where_there_is_no_room_nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:

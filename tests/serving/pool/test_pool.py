@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from msplit.errors import Busy, Closed, EngineError, MsplitError, TimedOut
 from msplit.serving.pool.pool import Pool
 from tests.campaign import examples
+from tests.leftovers import Leftovers
 from tests.serving.pool.scripted import (
     BOTH,
     SOON,
@@ -123,13 +124,13 @@ def test_every_request_gets_its_own_answer(
             elif name == "sleep":
                 time.sleep(values[0])
 
-    before = threading.active_count()
+    leftovers = Leftovers()
     pool = scripted(script, threads=threads, priorities=priorities, max_delay_us=delay)
     problems = together(*[lambda part=acts[number::clients]: client(pool, part) for number in range(clients)])
     assert problems == []
     assert together(lambda: pool.close(finish)) == []
     assert script.faults == []
-    assert (script.closed, threading.active_count()) == (2, before)
+    assert (script.closed, leftovers.threads()) == (2, [])
     for future, one, patience in made:
         assert future.done()
         if future.cancelled():

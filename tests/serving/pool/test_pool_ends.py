@@ -20,6 +20,7 @@ import pytest
 
 from msplit.errors import Closed
 from tests.campaign import examples
+from tests.leftovers import Leftovers
 from tests.serving.pool.scripted import (
     BOTH,
     SOON,
@@ -221,23 +222,23 @@ def test_a_thousand_opens_and_closes_leave_nothing() -> None:
     for number in range(50):
         turn(number)
     gc.collect()
-    before = (threading.active_count(), len(os.listdir("/proc/self/fd")), ours(), resident())
+    leftovers, objects, memory = Leftovers(), ours(), resident()
     for number in range(examples(300, 1000)):
         turn(number)
     gc.collect()
-    after = (threading.active_count(), len(os.listdir("/proc/self/fd")), ours(), resident())
-    assert after[:3] == before[:3]
-    assert after[3] - before[3] < 8 << 20
+    assert (leftovers.threads(), leftovers.files()) == ([], [])
+    assert ours() <= objects  # fewer where those of tests before went meanwhile
+    assert resident() - memory < 8 << 20
 
 
 def test_a_pool_that_is_dropped_leaves_no_thread_and_answers_what_it_took() -> None:
-    before = set(threading.enumerate())
+    leftovers = Leftovers()
     futures = [scripted(Script(seconds=(5e-3,)), threads=threads).submit(feeds(1)) for threads in (0, 1)]
     for future in futures:
         assert is_right(future.result(SOON), feeds(1))
     del future, futures
     gc.collect()
-    until(lambda: not set(threading.enumerate()) - before)
+    until(lambda: not leftovers.threads())
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
