@@ -273,6 +273,16 @@ def passed_first(node: Node) -> Sequence[Handle | None]:
     return (next((handle for handle in node.handles if handle is not None), None),)
 
 
+handle_function(*ops_with("lookup table"))(lambda node: (Handle(node.attr("value_shape", ())),))
+
+
+@shape_function(*ops_with("looks keys up"))
+def found(node: Node) -> Outputs:
+    """A value for each key; it may have axes of its own. A table that is not known has numbers where its default is one."""
+    keys, value = node.shape(1), node.element() if node.handle() is not None or node.shape(2) != () else ()
+    return (None if keys is None or value is None else (*keys, *value),)
+
+
 @handle_function("KvVarHandleOp")
 def growing_table_handle(node: Node) -> Sequence[Handle | None]:
     """DeepRec's growing table: the attribute is the shape of one row."""

@@ -329,6 +329,24 @@ def _gathers(tf: Any, raw: Any, x: Any, image: Any, sequence: Any, ids: Any, **_
         b=tf.zeros([4, 2]),
     )
     yield raw.StringToHashBucketFast(input=tf.as_string(ids), num_buckets=5)
+    types = {"key_dtype": tf.int64, "value_dtype": tf.float32}
+    for values, table in (
+        ([], raw.HashTableV2(**types)),
+        ([], raw.MutableHashTableV2(**types)),
+        ([3], raw.MutableHashTableOfTensorsV2(**types, value_shape=[3])),
+        (
+            [2, 3],
+            raw.MutableDenseHashTableV2(
+                empty_key=tf.constant(-1, tf.int64),
+                deleted_key=tf.constant(-2, tf.int64),
+                value_dtype=tf.float32,
+                value_shape=[2, 3],
+            ),
+        ),
+    ):
+        yield raw.LookupTableFindV2(
+            table_handle=table, keys=tf.constant([[1], [2]], tf.int64), default_value=tf.zeros(values)
+        )
 
 
 def _state(tf: Any, raw: Any, x: Any, sequence: Any, **_: Any) -> Iterator[Any]:

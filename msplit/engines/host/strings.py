@@ -240,7 +240,7 @@ def to_hash_bucket(node: HostNode) -> Run:
 
 
 class LookupTable:
-    """A lookup table of two arrays of one length: of strings or whole numbers, and of any values.
+    """A lookup table of two arrays of one length: of strings or whole numbers, and of any values, or rows of values.
 
     Raises:
         NotOurs: It is another one.
@@ -248,7 +248,7 @@ class LookupTable:
 
     def __init__(self, keys: Array, values: Array) -> None:
         plain = keys.dtype.kind in "iu" or (keys.dtype.hasobject and all_bytes(keys))
-        if keys.ndim != 1 or values.ndim != 1 or not plain:
+        if keys.ndim != 1 or len(keys) != len(values) or not plain:
             raise NotOurs
         self.values, self.places = values, KeyPlaces(keys)
 
@@ -256,10 +256,13 @@ class LookupTable:
 def _with_default(node: HostNode) -> tuple[LookupTable, Array]:
     """A node's table, and its values with the default of the node behind them."""
     table, default = node.table, node.known[-1] if node.known else None
-    if not isinstance(table, LookupTable) or default is None or default.size != 1:
+    if not isinstance(table, LookupTable) or default is None:
         raise NotOurs
-    values = np.empty(len(table.values) + 1, table.values.dtype)
-    values[:-1], values[-1] = table.values, default.item()
+    shape = table.values.shape[1:]
+    if default.shape != shape and (shape or default.size != 1):  # one default for each key
+        raise NotOurs
+    values = np.empty((len(table.values) + 1, *shape), table.values.dtype)
+    values[:-1], values[-1] = table.values, default.reshape(shape)[()]
     return table, values
 
 
@@ -267,14 +270,14 @@ def _table_in_memory(node: HostNode) -> NativeNode | None:
     """The table for C: where to begin a search, keys and values."""
     table, values = _with_default(node)
     slots = table.places.slots
-    return None if slots is None else NativeNode([], [slots, table.places.keys, 1, values])
+    return None if slots is None or values.ndim > 1 else NativeNode([], [slots, table.places.keys, 1, values])
 
 
 @host_op("LookupTableFindV2", native=_table_in_memory)
 def find(node: HostNode) -> Run:
     """The value of each key, a default for those that are not in the table."""
     table, values = _with_default(node)
-    return lambda _, keys, __: values.take(table.places.of(keys.reshape(-1))).reshape(keys.shape)
+    return lambda _, keys, __: values[table.places.of(keys.reshape(-1))].reshape(*keys.shape, *values.shape[1:])
 
 
 @host_op("LookupTableSizeV2")
