@@ -73,7 +73,7 @@ def shared_work(flat: FlatGraph, costs: Costs, patterns: Iterable[str] = ()) -> 
     """
     names, found = [tensor.name for tensor in flat.inputs], inputs_called(flat, patterns)
     wanted = sum(1 << place for place, name in enumerate(names) if name in found)
-    reads, total, named = _reads(flat), float(costs.time_us.sum()), bool(wanted)
+    reads, total, named = inputs_read(flat), float(costs.time_us.sum()), bool(wanted)
     wanted = wanted or _largest(reads, costs, (1 << len(names)) - 1)
     if not wanted:
         return None
@@ -101,14 +101,20 @@ def _largest(reads: Sequence[int], costs: Costs, every: int) -> int:
     return best if best and alone[best] >= _WORTH * float(costs.time_us.sum()) else 0
 
 
-def _reads(flat: FlatGraph) -> list[int]:
-    """Per node the inputs that it depends on, a bit for each."""
-    graph, masks = flat.graph, [0] * len(flat)
+def inputs_read(flat: FlatGraph, *, control: bool = False) -> list[int]:
+    """Per node the inputs that it depends on, a bit for each in the model's order; with `control` those too that must be there before it
+    runs, or that decide whether it does."""
+    graph, back, masks = flat.graph, flat.back_edges, [0] * len(flat)
     for place, tensor in enumerate(flat.inputs):
         masks[tensor.node] |= 1 << place
     src, port, starts = graph.edges.src.tolist(), graph.edges.port.tolist(), graph.in_start.tolist()
-    for node in graph.topological.tolist():
-        for edge in range(starts[node], starts[node + 1]):
-            if port[edge] != CONTROL:
-                masks[node] |= masks[src[edge]]
-    return masks
+    goes_back = [*zip(back.src.tolist(), back.dst.tolist(), strict=True)]
+    while True:
+        for node in graph.topological.tolist():
+            for edge in range(starts[node], starts[node + 1]):
+                if control or port[edge] != CONTROL:
+                    masks[node] |= masks[src[edge]]
+        if all(masks[source] | masks[merge] == masks[merge] for source, merge in goes_back):
+            return masks
+        for source, merge in goes_back:
+            masks[merge] |= masks[source]

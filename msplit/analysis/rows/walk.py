@@ -112,6 +112,11 @@ class RowPass:
             return FIXED
         return found[port] if port < len(found) else self._mixed(node, "has an output that is not known")
 
+    def entries(self, node: int, port: int) -> int:
+        """Entries of the first axis that belong to a row, of a tensor whose rows are apart; 0 of any other."""
+        verdict = _verdict(self.graph, node, self.state(node, port))
+        return verdict if isinstance(verdict, int) else 0
+
     def _mixed(self, node: int, why: str | Mixes) -> MixedRows:
         return MixedRows(
             (why if isinstance(why, Mixes) else Mixes(why)).refusal(self._name(node), self.graph.ops[node])
@@ -492,7 +497,7 @@ def independent_rows(
     outputs: dict[str, int] = {}
     refusals: dict[str, RowDependence] = {}
     for tensor in flat.outputs:
-        verdict = changes or _verdict(flat, tensor.node, found.state(tensor.node, tensor.port))
+        verdict = changes or _verdict(flat.graph, tensor.node, found.state(tensor.node, tensor.port))
         if isinstance(verdict, RowDependence):
             refusals[tensor.name] = verdict
         else:
@@ -542,9 +547,9 @@ def _per_row(name: str, first: int | None, batch: int) -> int:
     return first // batch
 
 
-def _verdict(flat: FlatGraph, node: int, state: RowState) -> int | RowDependence:
+def _verdict(graph: Graph, node: int, state: RowState) -> int | RowDependence:
     """Entries per row of an output, or why it is none whose rows are apart."""
-    name, op = flat.graph.names[node], flat.graph.ops[node]
+    name, op = graph.names[node], graph.ops[node]
     if state is FIXED:
         return 0
     if isinstance(state, MixedRows):

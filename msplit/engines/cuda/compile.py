@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from msplit.analysis.rows.walk import walked
+from msplit.analysis.shared import inputs_read
 from msplit.core.arguments import Precision
-from msplit.core.dag import reached
-from msplit.core.graph import CONTROL
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, USERS, Arrays, Job
 from msplit.engines.cuda.autotune.tuner import Family, Tuner, choosing_for
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
@@ -357,7 +357,7 @@ def optimize(
     if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
     if isinstance(several, SharedRows):
-        return _sharing(graph, context, several, own, part, whole)
+        return _sharing(graph, context, several, own, part, whole, host or HostOptions(), raised.origin)
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
     return _rewritten(graph, part, context)
 
@@ -379,7 +379,14 @@ def _table_memory(graph: OpGraph, device: torch.device, given: int | None) -> in
 
 
 def _sharing(
-    graph: OpGraph, context: Context, shared: SharedRows, feeds: Arrays, part: HostPart | None, whole: FlatGraph
+    graph: OpGraph,
+    context: Context,
+    shared: SharedRows,
+    feeds: Arrays,
+    part: HostPart | None,
+    whole: FlatGraph,
+    host: HostOptions,
+    origin: Mapping[Key, Key],
 ) -> Rewritten:
     """Runs the passes on a graph of which some rows are computed once.
 
@@ -389,16 +396,20 @@ def _sharing(
     rows = shared.rows(feeds)
     users, entries = rows_of_users(shared.users, rows), {name: count for name, count in shared.entries if count}
     own = {name: entries[name] for name in shared.inputs}
+    alone = None if part is None or users == rows else _made_of(shared, feeds, whole)
     if users < rows:
         small = _resized(graph, context, shared.first(feeds, users), part)
         if small is not None:
-            names = (*own, *_made_of(shared, part, whole))
-            context = replace(context, shared=Sharing(names, small, users, rows))
+            made = {} if part is None else part.feeds
+            handed = (name for name, key in made.items() if alone is not None and alone(origin.get(key, key)))
+            context = replace(context, shared=Sharing((*own, *handed), small, users, rows))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
     if part is not None:
         counted = next((name, count) for name, count in entries.items() if name not in own)
         part = replace(part, shared=UserRows(own, shared.users, rows), counted=counted)
     found = _rewritten(graph, part, context, users, rows)
+    if part is not None and alone is not None:
+        found = replace(found, host=part.by_user(whole, host, origin, alone, found.once.entries.keys()))
     if users == rows:  # all rows are read, of which one may be given for each user
         own = {name: one for name, one in own.items() if name in graph.feeds}
         return replace(found, once=UserRows(own, shared.users, rows))
@@ -406,19 +417,13 @@ def _sharing(
     return found
 
 
-def _made_of(shared: SharedRows, part: HostPart | None, flat: FlatGraph) -> list[str]:
-    """Names of values that the host makes of shared inputs alone."""
-    edges, starts = flat.graph.edges, flat.graph.in_start
-    inputs = {tensor.node: tensor.name for tensor in flat.inputs}
-
-    def before(node: int) -> list[int]:
-        found = range(starts[node], starts[node + 1])
-        return [int(edges.src[edge]) for edge in found if edges.port[edge] != CONTROL]
-
-    made = {} if part is None else {name: node for name, (node, _) in part.feeds.items() if node < len(flat)}
-    below = {name: reached([node], before) for name, node in made.items()}
-    read = {name: {inputs[node] for node in nodes if node in inputs} for name, nodes in below.items()}
-    return [name for name, names in read.items() if names and names <= set(shared.inputs)]
+def _made_of(shared: SharedRows, feeds: Arrays, flat: FlatGraph) -> Callable[[Key], int]:
+    """Gives of a value that depends on shared inputs alone, and whose rows are apart and lie along the first axis, the entries of a row; 0
+    of any other."""
+    wanted = sum(1 << place for place, one in enumerate(flat.inputs) if one.name in shared.inputs)
+    alone = [bool(mask) and not mask & ~wanted for mask in inputs_read(flat, control=True)]
+    states, _ = walked(flat, shared.rows(feeds), {name: value.shape for name, value in feeds.items()})
+    return lambda key: states.entries(*key) if key[0] < len(alone) and alone[key[0]] else 0
 
 
 def _refuse_all_rows(shared: SharedRows, feeds: Arrays, found: Rewritten) -> None:
