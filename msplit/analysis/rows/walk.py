@@ -506,13 +506,21 @@ def independent_rows(
 
 
 def walked(
-    flat: FlatGraph, batch: int | None, shapes: Mapping[str, tuple[int | None, ...]]
+    flat: FlatGraph,
+    batch: int | None,
+    shapes: Mapping[str, tuple[int | None, ...]],
+    fixed: Iterable[str] = (),
 ) -> tuple[RowPass, dict[str, int]]:
-    """The states of all tensors, and of each input how many entries belong to a row; see `independent_rows`."""
+    """The states of all tensors, and of each input how many entries belong to a row; see `independent_rows`.
+
+    Args:
+        fixed: Inputs that have no rows, whatever the file says.
+    """
     result, _ = inferred(flat, batch=batch if batch is not None or shapes else 2, shapes=shapes)
     fed = {tensor.name: result.shape(tensor.node, tensor.port) for tensor in flat.inputs}
     stated = stated_shapes(flat)
     open_ones = {name for name, shape in stated.items() if (shape is None or shape[:1] == (None,)) and fed[name] != ()}
+    open_ones = open_ones.difference(fixed)
     firsts = {name: shape[0] for name in open_ones if (shape := fed[name]) and shape[0] is not None}
     rows = batch if batch is not None else min(firsts.values(), default=2)
     inputs = {name: _per_row(name, firsts.get(name), rows) if name in open_ones else 0 for name in fed}

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.analysis.rows.walk import walked
-from msplit.analysis.shared import inputs_read
+from msplit.analysis.shared import REPEATING, RepeatedRows, inputs_read
 from msplit.core.arguments import Precision
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, USERS, Arrays, Job
 from msplit.engines.cuda.autotune.tuner import Family, Tuner, choosing_for
@@ -41,6 +41,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
+from msplit.engines.cuda.passes.repeated_rows import repeats
 from msplit.engines.cuda.passes.shared_rows import Sharing
 from msplit.engines.cuda.passes.tracing import list_choices, lookup_tables, trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized
@@ -323,7 +324,7 @@ def optimize(
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
     """
-    whole, own = flat, feeds
+    whole, own, host = flat, feeds, host or HostOptions()
     with phase("importing the graph"):
         raised = raise_control(flat)
         flat = raised.flat
@@ -334,14 +335,14 @@ def optimize(
     part = None
     if partition.frontier or partition.fetched or partition.host_outputs:
         with phase("running the host part"):
-            part = HostPart.of(whole, partition, host or HostOptions(), raised.origin)
+            part = HostPart.of(whole, partition, host, raised.origin)
             feeds, _ = part.run(feeds)
         fed = {**fed, **part.feeds}
         others = {*partition.fetched, *partition.host_outputs}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *part.handed))
     with phase("importing the graph"):
         graph = build(flat, fed, state=state, constants=partition.shapes)
-    graph.table_memory = _table_memory(graph, device, host.table_memory if host is not None else None)
+    graph.table_memory = _table_memory(graph, device, host.table_memory)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
@@ -357,9 +358,32 @@ def optimize(
     if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
     if isinstance(several, SharedRows):
-        return _sharing(graph, context, several, own, part, whole, host or HostOptions(), raised.origin)
+        return _sharing(graph, context, several, own, part, whole, host, raised.origin)
+    if several is None:
+        context = replace(context, shared=_finds(graph, context, own, part, whole))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
-    return _rewritten(graph, part, context)
+    return _rewritten(graph, part, replace(context, shared=None))
+
+
+def _finds(
+    graph: OpGraph, context: Context, feeds: Arrays, part: HostPart | None, whole: FlatGraph
+) -> Callable[[OpGraph], Sharing | None] | None:
+    """Finds rows that a graph repeats itself; None where it has no op that does, trains, or is to stay as it is."""
+    if not context.simplify or graph.state or REPEATING.isdisjoint(whole.graph.ops):
+        return None
+    imported, shapes = graph.copy(), {name: value.shape for name, value in feeds.items()}
+
+    def find(specialized: OpGraph) -> Sharing | None:
+        found = RepeatedRows.of(whole, shapes)
+        if found is None or not repeats(specialized, found.inputs, found.rows):
+            return None
+        first = {
+            name: value if name in found.inputs else value[: len(value) // found.rows] for name, value in feeds.items()
+        }
+        small = _resized(imported, context, first, part)
+        return None if small is None else Sharing(found.inputs, small, 1, found.rows, found.entries)
+
+    return find
 
 
 def _table_memory(graph: OpGraph, device: torch.device, given: int | None) -> int | None:
