@@ -1,7 +1,8 @@
 """A rule or a pattern matches nothing.
 
-Finds: A pattern of a `regex` rule or of a stream file matches no node, or only host nodes; or a rule `embedding`, `branch` or `auto` of
-your own rules file claims no node. The shipped rule sets are made for many models and may have idle rules.
+Finds: A pattern of a `regex` rule or of a stream file matches no node, or only host nodes; or one of `shared` matches no input; or a
+rule `embedding`, `branch` or `auto` of your own rules file claims no node. The shipped rule sets are made for many models and may have
+idle rules.
 
 Why: Most often a scope was renamed in the model and the pattern was not: the nodes run on another stream than somebody meant.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msplit.checks.subject import Check, Finding, Severity, Subject, place
+from msplit.rules.base import NO_MATCH
 from msplit.rules.regex import Regex
 from msplit.rules.ruleset import RuleSet
 
@@ -27,7 +29,7 @@ def find(subject: Subject) -> Iterator[Finding]:
     outcome, ruleset = subject.applied, subject.ruleset
     assert ruleset is not None
     for remark in outcome.remarks:
-        if (remark.rule, remark.kind) == (Regex.key, "no-match"):
+        if remark.rule in (Regex.key, "shared") and remark.kind == NO_MATCH:
             file, line = place(remark.where)
             yield Finding(remark.text, "correct the pattern, or remove it", file=file, line=line)
     if shipped(ruleset):

@@ -67,7 +67,7 @@ def command(
 ) -> None:
     """Analyze MODEL: what is independent in it, and what streams could gain. The model is not executed."""
     from msplit import api
-    from msplit.analysis.shared import shared_work
+    from msplit.analysis.shared import repeated_work, shared_work
     from msplit.opset.traits import written
     from msplit.report import analysis
 
@@ -81,6 +81,7 @@ def command(
         coverage = cover(flat, found.shapes, build=True)
     split = None if gpus is None else found.on_gpus(gpus)
     once = shared_work(found.flat, found.costs, shared) if shared or (work.batch or 1) > 1 else None
+    repeated = repeated_work(found.flat, found.costs, found.shapes)
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
     following: list[Sequence[str]] = []
     loose = analysis.loose_inputs(found)
@@ -118,8 +119,8 @@ def command(
     options.show(
         style,
         "analyze",
-        analysis.document(found, chosen, coverage, following, split, once, loose),
-        lambda: analysis.payload(found, chosen, coverage, following, split, once),
+        analysis.document(found, chosen, coverage, following, split, (once, repeated), loose),
+        lambda: analysis.payload(found, chosen, coverage, following, split, (once, repeated)),
     )
 
 

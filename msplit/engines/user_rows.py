@@ -79,18 +79,35 @@ class UserRows:
         return found
 
     def hold_to(self, feeds: Arrays) -> None:
-        """Holds what was read against inputs with all rows.
+        """Holds what was read against inputs with all rows, or with the user of each.
 
         Raises:
             ValueError, TypeError, KeyError: They have others.
         """
+        index = feeds.get(USERS)
+        count = self.rows if index is None else int(index.max()) + 1
+        if index is not None and self.entries and len(index) != self.rows:
+            raise ValueError("there are users of other rows")
         for name, one in self.entries.items():
             rows, rest = divmod(len(feeds[name]), one)
-            if rest or (self.users > 1 and rows != self.rows):
+            if rest or (self.users > 1 and rows != count):
                 raise ValueError("what is shared has other rows")
 
     def of(self, feeds: Feeds) -> Feeds:
-        """What a step reads of inputs in any of the three forms.
+        """What a step reads of inputs in any of the three forms: where it has fewer users, the first one's rows stand for the others.
+
+        Raises what `by_row` does.
+        """
+        found = {**self.by_row(feeds)}
+        if (index := found.get(USERS)) is not None:
+            count = int(index.max()) + 1
+            for name, one in self.entries.items():
+                if count < self.users and _has(found, name, count * one):
+                    found[name] = np.concatenate([found[name], *[found[name][:one]] * (self.users - count)])
+        return found
+
+    def by_row(self, feeds: Feeds) -> Feeds:
+        """What a step reads of inputs in any of the three forms, of as many users as there are.
 
         Raises:
             WrongShape: There are more users than a step has room for.
@@ -107,9 +124,6 @@ class UserRows:
                 f"the rows of {', '.join(self.entries)} are of {count} users, and a step has room for {self.users}",
                 fix="give it fewer users at once, or make more room: --users (users in Python)",
             )
-        for name, one in self.entries.items():
-            if count < self.users and _has(each, name, count * one):
-                each[name] = np.concatenate([each[name], *[each[name][:one]] * (self.users - count)])
         return {**each, USERS: index}
 
     def by_user(self, feeds: Feeds, rows: int) -> tuple[dict[str, Any], NDArray[np.int32]]:

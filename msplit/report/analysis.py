@@ -120,12 +120,12 @@ def document(
     coverage: Coverage | None = None,
     commands: Sequence[Sequence[str]] = (),
     split: SplitJudgement | None = None,
-    once: SharedWork | None = None,
+    once: Sequence[SharedWork | None] = (),
     loose: Collection[str] = (),
 ) -> Document:
     """Document of the views that the user asked for: `views` are of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and
-    ``all``; `split` is what several GPUs are worth, where that was asked for, and `once` what inputs have to themselves; `loose` is what
-    `loose_inputs` found."""
+    ``all``; `split` is what several GPUs are worth, where that was asked for, and `once` what inputs have to themselves, and rows that are
+    repeated; `loose` is what `loose_inputs` found."""
     everything, summary = "all" in views, "summary" in views
     most = {view: None if everything or view in views else _FEW for view in ("branches", "embeddings", "regions")}
     tables: list[Table] = []
@@ -147,7 +147,7 @@ def document(
         title=heading(found.flat.model.path, found.flat.model.format),
         facts=_facts(found) if everything or summary else (),
         tables=tables,
-        notes=[*_notes(found, coverage, loose), *(one.words for one in (split, once) if one is not None)],
+        notes=[*_notes(found, coverage, loose), *(one.words for one in (split, *once) if one is not None)],
         warnings=_warnings(found),
         following=commands,
     )
@@ -351,7 +351,7 @@ def payload(
     coverage: Coverage | None = None,
     commands: Sequence[Sequence[str]] = (),
     split: SplitJudgement | None = None,
-    once: SharedWork | None = None,
+    once: Sequence[SharedWork | None] = (),
 ) -> dict[str, Any]:
     """The analysis for JSON. The arguments are those of `document`."""
     flat, model, costs, names = found.flat, found.flat.model, found.costs, found.flat.graph.names
@@ -413,8 +413,7 @@ def payload(
         result["node_list"] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if coverage is not None:
         result["coverage"] = coverage
-    if once is not None:
-        result["shared"] = picked(once, "inputs nodes time_us share flops bytes named words")
+    result |= dict(map(_shared, filter(None, once)))
     if split is not None:
         best = "way=name makespan_us copies copied_bytes=copied weight_bytes=weights tables"
         result["split"] = {
@@ -422,3 +421,8 @@ def payload(
             "best": split.best and picked(split.best, best),
         }
     return result
+
+
+def _shared(work: SharedWork) -> tuple[str, dict[str, Any]]:
+    key, more = ("repeated", " rows mixed") if work.rows else ("shared", " named")
+    return key, picked(work, "inputs nodes time_us share flops bytes words" + more)

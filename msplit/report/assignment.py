@@ -21,7 +21,7 @@ from msplit.report.document import Document, Table, count, heading, micros, perc
 
 _MOST_REMARKS = 12
 
-_EXPLAINING = frozenset({"no-gain", "dominant", "moved", "host", "kernels", "split"})
+_EXPLAINING = frozenset({"no-gain", "dominant", "moved", "host", "kernels", "split", "kept"})
 """Kinds of remarks that explain; the others ask the user to look."""
 
 

@@ -7,7 +7,7 @@ The options of rules: those of any settings, and stream ids and stream files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from msplit.analysis.colocation import groups
 from msplit.analysis.isomorphic import copies, with_copies
 from msplit.analysis.order import canonical
+from msplit.analysis.shared import called
 from msplit.core.arguments import MAX_STREAMS
 from msplit.core.graph import UNASSIGNED, Assignment, Ints
 from msplit.cost.costs import Costs
@@ -128,6 +129,20 @@ class Remark:
     kind: str
     text: str
     where: str | None = None
+
+
+NO_MATCH = "no-match"
+"""Kind of a remark on what matched nothing."""
+
+
+def shared_inputs(flat: FlatGraph, shared: Sequence[tuple[str, str]]) -> Iterator[Remark]:
+    """Remarks on inputs that a rules file names as shared, each with its place."""
+    lost = [(pattern, where) for pattern, where in shared if not called(flat, [pattern])]
+    for pattern, where in lost:
+        yield Remark("shared", NO_MATCH, f"no input is called {pattern!r}", where)
+    if shared and not lost:
+        text = "rows are shared by msplit's own engine alone: an annotated graph stays as it is, and TensorFlow gains nothing"
+        yield Remark("shared", "kept", text, shared[0][1])
 
 
 class Rule(Protocol):

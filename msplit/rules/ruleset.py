@@ -25,7 +25,16 @@ from msplit.formats.files import read_file
 from msplit.formats.settings import Value, nearest
 from msplit.progress import phase
 from msplit.rules.auto import Auto
-from msplit.rules.base import ChoosesKernels, Remark, Rule, RuleContext, RuleOptions, RulesReading, in_range
+from msplit.rules.base import (
+    ChoosesKernels,
+    Remark,
+    Rule,
+    RuleContext,
+    RuleOptions,
+    RulesReading,
+    in_range,
+    shared_inputs,
+)
 from msplit.rules.branch import Branch
 from msplit.rules.colocation import Colocation
 from msplit.rules.device import Device
@@ -69,6 +78,7 @@ class RuleSet:
         streams: Ids are 0..streams-1.
         rules: In order of precedence: the first rule that claims a node wins.
         default: Id of the nodes that no rule claims.
+        shared: Inputs that are shared by the rows of a user, each with its place in the file: for what runs the model.
         source: The file, or the name of a shipped rule set.
         wrap: Whether ids out of range are taken modulo `streams`.
         text: The text that it was read from, "" where there is none.
@@ -81,6 +91,7 @@ class RuleSet:
     default: int
     source: str
     wrap: bool = False
+    shared: tuple[tuple[str, str], ...] = ()
     text: str = field(default="", repr=False, compare=False)
     files: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
@@ -159,10 +170,11 @@ def parse(
     own = top.integer("streams", DEFAULT_STREAMS, 1, MAX_STREAMS)
     reading.streams = own if streams is None else whole("the number of streams", streams, 1, MAX_STREAMS)
     default = top.integer("default", 0, 0, MAX_STREAMS - 1 if wrap else reading.streams - 1)
+    shared = tuple((pattern, top.location(line)) for pattern, line in top.texts("shared"))
     rules = tuple(_rules(top, reading))
     top.finish()
     reading.finish()
-    return RuleSet(version, reading.streams, rules, default, source, wrap, text, reading.read)
+    return RuleSet(version, reading.streams, rules, default, source, wrap, shared, text, reading.read)
 
 
 def _version(top: RuleOptions) -> int:
@@ -277,7 +289,7 @@ def assign(
     )
     default = in_range(ruleset.default, context, "the default of the rule set", ruleset.source)
     assignment = Assignment.empty(len(flat))
-    remarks: list[Remark] = []
+    remarks = [*shared_inputs(flat, ruleset.shared)]
     # A rule behind a constraint may break it, so constraints have the last word; and what is to choose by cost must know where they leave
     # what is placed already, or they would undo its choice.
     sequence: list[Rule] = []

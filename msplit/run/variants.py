@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from msplit import formats
+from msplit import formats, rules
 from msplit.analysis.shared import inputs_called
 from msplit.assignment.assignment import check_places
 from msplit.assignment.model import ON_COSTS, RECORDED, Given, price, resolve
@@ -118,7 +118,8 @@ def set_up(
     if comparison is not None and saves is not None:
         check_places(flat, [saves], force=comparison.force)
     request, loaded, notes = _sized(flat, request)
-    shared = _shared(flat, request)
+    shared, told = _shared(flat, request, engine)
+    notes += told
     request = replace(request, shared=shared or ())
     sizes, costs = price(flat, request.workload)
 
@@ -215,29 +216,35 @@ def _kinds(
         return (RANDOM, *filter(differs, kinds(rows)))
 
 
-def _shared(flat: FlatGraph, request: RunRequest) -> SharedRows | None:
-    """Inputs of which a step computes one row for each user; None where none are named.
+def _shared(flat: FlatGraph, request: RunRequest, engine: Engine) -> tuple[SharedRows | None, list[str]]:
+    """Inputs of which a step computes one row for each user, and what to tell; None where none are named, by the request or the rules.
 
     Raises:
         MsplitError: There is no such input, or it has no rows, or no other has any; or rows are not independent.
     """
     if isinstance(request.shared, SharedRows):
-        return request.shared
-    if not request.shared:
+        return request.shared, []
+    named, places = request.shared, dict[str, str]()
+    if not named and request.ruleset is not None:
+        places = dict(rules.load(request.ruleset).shared)
+        if places and (engine is not CUDA or request.devices or request.split or request.cluster):
+            return None, ["`shared` of the rules is for the cuda engine on one GPU: all rows are computed"]
+        named = tuple(places)
+    if not named:
         if request.users > 1:
             raise MsplitError(
                 f"a step has {request.users} users, and no input is shared", fix="name some: shared (--shared)"
             )
-        return None
-    found = inputs_called(flat, request.shared)
+        return None, []
+    found, where = inputs_called(flat, named, places), next(iter(places.values()), None)
     counts, mixes = rows_of(flat, request)
     if counts is None:
-        raise MsplitError(f"rows can not be shared: {mixes}", fix="leave shared out (--shared)")
+        raise MsplitError(f"rows can not be shared: {mixes}", where=where, fix="leave shared out (--shared)")
     without = [name for name in found if not counts[0].get(name)]
     if without or not any(count for name, count in counts[0].items() if name not in found):
         said = f"input {without[0]} has no rows" if without else "no other input has rows"
-        raise MsplitError(f"{said}, so that none can be shared", fix="name inputs of the user alone")
-    return SharedRows(found, tuple(counts[0].items()), request.users)
+        raise MsplitError(f"{said}, so that none can be shared", where=where, fix="name inputs of the user alone")
+    return SharedRows(found, tuple(counts[0].items()), request.users), []
 
 
 def _users(shared: SharedRows | None, feeds: Arrays) -> list[str]:

@@ -29,6 +29,12 @@ def test_finds_rules_of_the_users_own_file_that_claim_nothing():
     assert (one.text, one.file) == ("the rule 'embedding' claims no node of this graph", "rules.yaml")
 
 
+def test_finds_inputs_that_are_not_there():
+    text = "version: 1\nshared: [x, 'user_*']\nrules: [manual]\n"
+    (one,) = found(GRAPH, "MS004", rules=text)
+    assert (one.text, one.file, one.line) == ("no input is called 'user_*'", "rules.yaml", 2)
+
+
 def test_passes_where_everything_matches():
     assert found(GRAPH, "MS004", rules=rules_of('regex: {patterns: {1: "tower/.*"}}')) == []
     assert found(GRAPH, "MS004", rules=rules_of("branch: {min_cost_us: 1}")) == []

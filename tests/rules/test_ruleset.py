@@ -27,6 +27,23 @@ def test_reads_everything():
     assert found == rules.RuleSet(1, 3, (Manual(), Propagate()), 2, "r.yaml")
 
 
+def test_shared_inputs_are_named_with_their_lines():
+    found = rules.parse(HEAD + "shared:\n  - user_*\n  - age\nrules: []\n", "r.yaml")
+    assert found.shared == (("user_*", "r.yaml:4"), ("age", "r.yaml:5"))
+    assert rules.parse(HEAD + "rules: []\nshared: age\n", "r.yaml").shared == (("age", "r.yaml:4"),)
+
+
+def test_shared_inputs_that_are_there_change_nothing_and_others_are_told():
+    _, outcome = assign("shared: [x]", "[manual]")
+    (remark,) = [one for one in outcome.remarks if one.rule == "shared"]
+    assert (remark.kind, remark.where) == ("kept", "r.yaml:2")
+    assert "TensorFlow gains nothing" in remark.text
+    assert (outcome.ids == assign("", "[manual]")[1].ids).all()
+    _, outcome = assign("shared: [x, 'user_*']", "[manual]")
+    said = [(one.kind, one.text, one.where) for one in outcome.remarks if one.rule == "shared"]
+    assert said == [("no-match", "no input is called 'user_*'", "r.yaml:2")]
+
+
 def test_what_is_left_out_has_a_default():
     found = rules.parse("version: 1\nrules: []\n", "r.yaml")
     assert (found.streams, found.default, found.rules) == (4, 0, ())
@@ -49,6 +66,8 @@ def test_a_number_of_streams_from_outside_wins():
         ("version: 1\nstreams: true\nrules: []\n", 2, "streams is true/false"),
         ("version: 1\nstreams: 2000\nrules: []\n", 2, "streams is a whole number 2000"),
         (HEAD + "rules: []\ndefault: 3\n", 4, "default is a whole number 3"),
+        (HEAD + "rules: []\nshared: 3\n", 4, "shared is a whole number 3"),
+        (HEAD + "rules: []\nshared:\n  - user\n  - [age]\n", 6, "shared is a list"),
         (HEAD, 1, "`rules` must be a list"),
         (HEAD + "rules:\n  manual\n", 4, "`rules` must be a list"),
         (HEAD + "rules:\n  - manuel\n", 4, "unknown rule 'manuel'; did you mean 'manual'?"),

@@ -330,6 +330,24 @@ def test_where_tensorflow_is_chosen_it_is_not_left_out_silently(flat: Any, run: 
         run(flat, shared=["user_*"], **({} if run is msplit.pool else {"batch": 4}))
 
 
+def test_a_rules_file_names_what_is_shared(flat: Any, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("version: 1\nrules: [manual]\nshared: ['user_*']\n")
+    how = {**SHARED, "shared": [], "ruleset": str(rules)}
+    with msplit.prepare(flat, batch=8, users=2, **how) as model:
+        feeds = of_several(8, 2)
+        assert_right(flat, model.step(feeds), feeds)
+    with pytest.raises(MsplitError, match=r"no input is called 'nobody'"):
+        msplit.prepare(flat, batch=8, **{**how, "shared": ["nobody"]})
+    quick = msplit.Settings(duration=0.0, warmup=0.0, min_rounds=1, builds=1)
+    done = msplit.bench(flat, batch=8, settings=quick, engine="tensorflow", device="cpu", ruleset=str(rules))
+    assert any("`shared` of the rules is for the cuda engine" in note for note in done.notes), done.notes
+    rules.write_text("version: 1\nrules: [manual]\nshared:\n  - user_age\n  - users_*\n")
+    with pytest.raises(MsplitError, match=r"no input is called 'users_\*'") as caught:
+        msplit.prepare(flat, batch=8, **how)
+    assert caught.value.where == f"{rules}:5"
+
+
 def test_a_build_shares_what_it_was_built_to(flat: Any, build: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole.build"
     msplit.build(flat, whole, batches=[4], **{**SHARED, "shared": []})

@@ -112,6 +112,11 @@ class RowPass:
             return FIXED
         return found[port] if port < len(found) else self._mixed(node, "has an output that is not known")
 
+    def entries(self, node: int, port: int) -> int:
+        """Entries of the first axis that belong to a row, of a tensor whose rows are apart; 0 of any other."""
+        verdict = _verdict(self.graph, node, self.state(node, port))
+        return verdict if isinstance(verdict, int) else 0
+
     def _mixed(self, node: int, why: str | Mixes) -> MixedRows:
         return MixedRows(
             (why if isinstance(why, Mixes) else Mixes(why)).refusal(self._name(node), self.graph.ops[node])
@@ -492,7 +497,7 @@ def independent_rows(
     outputs: dict[str, int] = {}
     refusals: dict[str, RowDependence] = {}
     for tensor in flat.outputs:
-        verdict = changes or _verdict(flat, tensor.node, found.state(tensor.node, tensor.port))
+        verdict = changes or _verdict(flat.graph, tensor.node, found.state(tensor.node, tensor.port))
         if isinstance(verdict, RowDependence):
             refusals[tensor.name] = verdict
         else:
@@ -501,13 +506,21 @@ def independent_rows(
 
 
 def walked(
-    flat: FlatGraph, batch: int | None, shapes: Mapping[str, tuple[int | None, ...]]
+    flat: FlatGraph,
+    batch: int | None,
+    shapes: Mapping[str, tuple[int | None, ...]],
+    fixed: Iterable[str] = (),
 ) -> tuple[RowPass, dict[str, int]]:
-    """The states of all tensors, and of each input how many entries belong to a row; see `independent_rows`."""
+    """The states of all tensors, and of each input how many entries belong to a row; see `independent_rows`.
+
+    Args:
+        fixed: Inputs that have no rows, whatever the file says.
+    """
     result, _ = inferred(flat, batch=batch if batch is not None or shapes else 2, shapes=shapes)
     fed = {tensor.name: result.shape(tensor.node, tensor.port) for tensor in flat.inputs}
     stated = stated_shapes(flat)
     open_ones = {name for name, shape in stated.items() if (shape is None or shape[:1] == (None,)) and fed[name] != ()}
+    open_ones = open_ones.difference(fixed)
     firsts = {name: shape[0] for name in open_ones if (shape := fed[name]) and shape[0] is not None}
     rows = batch if batch is not None else min(firsts.values(), default=2)
     inputs = {name: _per_row(name, firsts.get(name), rows) if name in open_ones else 0 for name in fed}
@@ -542,9 +555,9 @@ def _per_row(name: str, first: int | None, batch: int) -> int:
     return first // batch
 
 
-def _verdict(flat: FlatGraph, node: int, state: RowState) -> int | RowDependence:
+def _verdict(graph: Graph, node: int, state: RowState) -> int | RowDependence:
     """Entries per row of an output, or why it is none whose rows are apart."""
-    name, op = flat.graph.names[node], flat.graph.ops[node]
+    name, op = graph.names[node], graph.ops[node]
     if state is FIXED:
         return 0
     if isinstance(state, MixedRows):

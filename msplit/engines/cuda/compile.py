@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from msplit.analysis.rows.walk import walked
+from msplit.analysis.shared import REPEATING, RepeatedRows, inputs_read
 from msplit.core.arguments import Precision
-from msplit.core.dag import reached
-from msplit.core.graph import CONTROL
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, USERS, Arrays, Job
 from msplit.engines.cuda.autotune.tuner import Family, Tuner, choosing_for
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
@@ -41,6 +41,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
+from msplit.engines.cuda.passes.repeated_rows import repeats
 from msplit.engines.cuda.passes.shared_rows import Sharing
 from msplit.engines.cuda.passes.tracing import list_choices, lookup_tables, trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized
@@ -323,7 +324,7 @@ def optimize(
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
     """
-    whole, own = flat, feeds
+    whole, own, host = flat, feeds, host or HostOptions()
     with phase("importing the graph"):
         raised = raise_control(flat)
         flat = raised.flat
@@ -334,14 +335,14 @@ def optimize(
     part = None
     if partition.frontier or partition.fetched or partition.host_outputs:
         with phase("running the host part"):
-            part = HostPart.of(whole, partition, host or HostOptions(), raised.origin)
+            part = HostPart.of(whole, partition, host, raised.origin)
             feeds, _ = part.run(feeds)
         fed = {**fed, **part.feeds}
         others = {*partition.fetched, *partition.host_outputs}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *part.handed))
     with phase("importing the graph"):
         graph = build(flat, fed, state=state, constants=partition.shapes)
-    graph.table_memory = _table_memory(graph, device, host.table_memory if host is not None else None)
+    graph.table_memory = _table_memory(graph, device, host.table_memory)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
@@ -357,9 +358,32 @@ def optimize(
     if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
     if isinstance(several, SharedRows):
-        return _sharing(graph, context, several, own, part, whole)
+        return _sharing(graph, context, several, own, part, whole, host, raised.origin)
+    if several is None:
+        context = replace(context, shared=_finds(graph, context, own, part, whole))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
-    return _rewritten(graph, part, context)
+    return _rewritten(graph, part, replace(context, shared=None))
+
+
+def _finds(
+    graph: OpGraph, context: Context, feeds: Arrays, part: HostPart | None, whole: FlatGraph
+) -> Callable[[OpGraph], Sharing | None] | None:
+    """Finds rows that a graph repeats itself; None where it has no op that does, trains, or is to stay as it is."""
+    if not context.simplify or graph.state or REPEATING.isdisjoint(whole.graph.ops):
+        return None
+    imported, shapes = graph.copy(), {name: value.shape for name, value in feeds.items()}
+
+    def find(specialized: OpGraph) -> Sharing | None:
+        found = RepeatedRows.of(whole, shapes)
+        if found is None or not repeats(specialized, found.inputs, found.rows):
+            return None
+        first = {
+            name: value if name in found.inputs else value[: len(value) // found.rows] for name, value in feeds.items()
+        }
+        small = _resized(imported, context, first, part)
+        return None if small is None else Sharing(found.inputs, small, 1, found.rows, found.entries)
+
+    return find
 
 
 def _table_memory(graph: OpGraph, device: torch.device, given: int | None) -> int | None:
@@ -379,7 +403,14 @@ def _table_memory(graph: OpGraph, device: torch.device, given: int | None) -> in
 
 
 def _sharing(
-    graph: OpGraph, context: Context, shared: SharedRows, feeds: Arrays, part: HostPart | None, whole: FlatGraph
+    graph: OpGraph,
+    context: Context,
+    shared: SharedRows,
+    feeds: Arrays,
+    part: HostPart | None,
+    whole: FlatGraph,
+    host: HostOptions,
+    origin: Mapping[Key, Key],
 ) -> Rewritten:
     """Runs the passes on a graph of which some rows are computed once.
 
@@ -389,16 +420,20 @@ def _sharing(
     rows = shared.rows(feeds)
     users, entries = rows_of_users(shared.users, rows), {name: count for name, count in shared.entries if count}
     own = {name: entries[name] for name in shared.inputs}
+    alone = None if part is None or users == rows else _made_of(shared, feeds, whole)
     if users < rows:
         small = _resized(graph, context, shared.first(feeds, users), part)
         if small is not None:
-            names = (*own, *_made_of(shared, part, whole))
-            context = replace(context, shared=Sharing(names, small, users, rows))
+            made = {} if part is None else part.feeds
+            handed = (name for name, key in made.items() if alone is not None and alone(origin.get(key, key)))
+            context = replace(context, shared=Sharing((*own, *handed), small, users, rows))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
     if part is not None:
         counted = next((name, count) for name, count in entries.items() if name not in own)
         part = replace(part, shared=UserRows(own, shared.users, rows), counted=counted)
     found = _rewritten(graph, part, context, users, rows)
+    if part is not None and alone is not None:
+        found = replace(found, host=part.by_user(whole, host, origin, alone, found.once.entries.keys()))
     if users == rows:  # all rows are read, of which one may be given for each user
         own = {name: one for name, one in own.items() if name in graph.feeds}
         return replace(found, once=UserRows(own, shared.users, rows))
@@ -406,19 +441,13 @@ def _sharing(
     return found
 
 
-def _made_of(shared: SharedRows, part: HostPart | None, flat: FlatGraph) -> list[str]:
-    """Names of values that the host makes of shared inputs alone."""
-    edges, starts = flat.graph.edges, flat.graph.in_start
-    inputs = {tensor.node: tensor.name for tensor in flat.inputs}
-
-    def before(node: int) -> list[int]:
-        found = range(starts[node], starts[node + 1])
-        return [int(edges.src[edge]) for edge in found if edges.port[edge] != CONTROL]
-
-    made = {} if part is None else {name: node for name, (node, _) in part.feeds.items() if node < len(flat)}
-    below = {name: reached([node], before) for name, node in made.items()}
-    read = {name: {inputs[node] for node in nodes if node in inputs} for name, nodes in below.items()}
-    return [name for name, names in read.items() if names and names <= set(shared.inputs)]
+def _made_of(shared: SharedRows, feeds: Arrays, flat: FlatGraph) -> Callable[[Key], int]:
+    """Gives of a value that depends on shared inputs alone, and whose rows are apart and lie along the first axis, the entries of a row; 0
+    of any other."""
+    wanted = sum(1 << place for place, one in enumerate(flat.inputs) if one.name in shared.inputs)
+    alone = [bool(mask) and not mask & ~wanted for mask in inputs_read(flat, control=True)]
+    states, _ = walked(flat, shared.rows(feeds), {name: value.shape for name, value in feeds.items()})
+    return lambda key: states.entries(*key) if key[0] < len(alone) and alone[key[0]] else 0
 
 
 def _refuse_all_rows(shared: SharedRows, feeds: Arrays, found: Rewritten) -> None:

@@ -64,7 +64,7 @@ class Context:
         compile: Whether fused groups become kernels; otherwise each is one op that runs its members one by one.
         constants: Constants that are on the device already.
         shards: How the batch is split over processes; None: it is not.
-        shared: Inputs of which one row is computed for each user of a step.
+        shared: Inputs of which one row is computed for each user of a step; or what finds them in a graph that repeats rows itself.
         resized: The graph with another size of the batch, where it leaves that open; see `specialized_copy`.
         split: Where flat nodes run, of a graph for several GPUs.
         half: The type in which is computed what gains from half precision; "" for none.
@@ -86,7 +86,7 @@ class Context:
     compile: bool = False
     constants: Mapping[Key, torch.Tensor] | None = None
     shards: Shards | None = None
-    shared: Sharing | None = None
+    shared: Sharing | Callable[[OpGraph], Sharing | None] | None = None
     resized: OpGraph | None = None
     split: Split | None = None
     half: str = ""
@@ -160,7 +160,8 @@ def _allreduce(graph: OpGraph, context: Context) -> bool:
 
 
 def _share_rows(graph: OpGraph, context: Context) -> bool:
-    return context.shared is not None and share_rows(graph, context.shared)
+    found = context.shared(graph) if callable(context.shared) else context.shared
+    return found is not None and share_rows(graph, found)
 
 
 def _count_nodes_once(graph: OpGraph) -> bool:

@@ -7,6 +7,9 @@ elements read it as it is, and a product of values side by side becomes a sum of
 first has one row and is a bias. Where a step has several, rows are gathered by the user of each row, an input that is added:
 ``(u · W_u)[users] + i · W_i``.
 
+A model may repeat rows itself, with a Tile, in front of what joins them with items. What lies behind is computed of one row then, up to
+where they meet, if costs say that this is faster.
+
 That is right where rows are independent, which the caller has proved: then each row of a value is the same function of its own row. A value
 that is not the rows of the small graph, repeated along one axis, is computed for all rows as before.
 """
@@ -15,18 +18,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit.engines.base import USERS
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, known, mutated, require
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes import pattern
+from msplit.engines.cuda.passes.repeated_rows import differing, equal, outputs, pays, pays_to_split
 from msplit.opset.traits import BATCH_MATMULS, BIASES, ops_with
 
 _BROADCASTS = ops_with("broadcasts") | {"SelectV2"}
@@ -34,8 +36,10 @@ _PLACED = re.compile("_|Where|Sparse|Ragged|Unique|Dynamic|(Tensor)?Scatter|(Uns
 """Beginnings of the names of ops that are not shared, whatever they read: those that draw numbers, and those of which rows may get their
 own number."""
 _CONCAT = "ConcatV2"
+_VIEWED = _BROADCASTS | BATCH_MATMULS | {_CONCAT}
+"""Ops that read a row that is repeated without a copy."""
 _MATRICES = 2
-_REPEATS = "_repeats"
+_REPEATS, _NAMED, _FOUND = "_repeats", "named", "found"
 """Attribute of what gives all rows of the rows of users: broadcasts the one, or gathers them."""
 
 
@@ -48,30 +52,23 @@ class Sharing:
         small: The graph, specialized to as many rows as there are users, of every input that has rows.
         users: Most users of a step.
         rows: Rows of a step.
+        entries: Where the inputs have no rows, and the graph repeats what it makes of them: gives of a value of which all rows are proved
+            to be equal the entries of a row, and 0 of any other. None where the inputs have rows.
     """
 
     inputs: Collection[str]
     small: OpGraph
     users: int
     rows: int
+    entries: Callable[[Key], int] | None = None
 
 
 def share_rows(graph: OpGraph, sharing: Sharing) -> bool:
     """Computes what depends on some inputs alone for one row of each user. True if there is anything. The graph is specialized to all
     rows."""
     small = sharing.small
-    fed = {graph.feeds[name] for name in sharing.inputs if name in graph.feeds and name in small.feeds}
-    banned = set[int]()
-    while True:
-        once = _once(graph, small, fed, banned)
-        read = dict(_read_outside(graph, once, fed))
-        wrong = {key for key in read if _repeated(small.shape(key), graph.shape(key), sharing) is None}
-        wrong |= fed.intersection(graph.fetches.values())
-        if not wrong:
-            break
-        fed -= wrong
-        banned |= {key[0] for key in wrong}
-    if not fed:
+    once, read, fed = _shareable(graph, small, sharing)
+    if not fed or not (sharing.entries is None or pays(graph, small, once, _VIEWED)):
         return False
     wide = {key: known(graph.shape(key)) for key in read}
     for number in once:
@@ -89,6 +86,26 @@ def share_rows(graph: OpGraph, sharing: Sharing) -> bool:
     graph.sort()
     pattern.offered(graph, lambda op: _reads_narrow(graph, op))
     return True
+
+
+def _shareable(graph: OpGraph, small: OpGraph, sharing: Sharing) -> tuple[set[int], dict[Key, Op], set[Key]]:
+    """Ops that compute one row for each user, the values of theirs that others read, each with an op near it, and what they are fed."""
+    fed = {graph.feeds[name] for name in sharing.inputs if name in graph.feeds and name in small.feeds}
+    banned, proved = set[int](), sharing.entries
+    while True:
+        once = _once(graph, small, fed, banned)
+        if proved is None:
+            read = dict(_read_outside(graph, once, fed))
+            wrong = fed.intersection(graph.fetches.values())
+        else:
+            once = differing(graph, small, once)
+            read = dict(_read_outside(graph, once, ()))
+            wrong = {key for key in read if not proved(key)}
+        wrong |= {key for key in read if _repeated(small.shape(key), graph.shape(key), sharing) is None}
+        if not wrong:
+            return once, read, fed
+        fed -= wrong
+        banned |= {key[0] for key in wrong}
 
 
 def split_products(graph: OpGraph) -> bool:
@@ -123,15 +140,11 @@ def _alike(graph: OpGraph, small: OpGraph, op: Op) -> bool:
     for slot, (key, taken) in enumerate(zip(op.inputs, other.inputs, strict=True)):
         if key in graph.constants and (
             taken not in small.constants
-            or (slot not in static and not _equal(graph.constants[key], small.constants[taken]))
+            or (slot not in static and not equal(graph.constants[key], small.constants[taken]))
         ):
             return False
-    outputs = [(op.node, port) for port in range(graph.ports(op.node))]
-    return bool(outputs) and all(key in graph.shapes and key in small.shapes for key in outputs)
-
-
-def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    return one is other or np.array_equal(one, other)
+    made = outputs(graph, op.node)
+    return bool(made) and all(key in graph.shapes and key in small.shapes for key in made)
 
 
 def _read_outside(graph: OpGraph, once: Collection[int], fed: Collection[Key]) -> Iterator[tuple[Key, Op]]:
@@ -166,17 +179,17 @@ def _shrink(graph: OpGraph, small: OpGraph, number: int) -> None:
     for slot, (key, taken) in enumerate(zip(op.inputs, other.inputs, strict=True)):
         if key in graph.constants:
             value = small.constants[taken]
-            if not _equal(value, graph.constants[key]):
+            if not equal(value, graph.constants[key]):
                 op.inputs[slot] = graph.constant(value)
-    for port in range(graph.ports(number)):
-        graph.shapes[number, port] = small.shapes[number, port]
+    for key in outputs(graph, number):
+        graph.shapes[key] = small.shapes[key]
 
 
 def _spread(graph: OpGraph, key: Key, like: Op, shape: Shape, sharing: Sharing) -> Key:
     """The value for all rows."""
     if sharing.users > 1:
         return _gathered(graph, key, like, known(_repeated(graph.shape(key), shape, sharing)), shape)
-    attrs = {"T": graph.dtype(key), "Tidx": "int64", _REPEATS: True}
+    attrs = {"T": graph.dtype(key), "Tidx": "int64", _REPEATS: _NAMED if sharing.entries is None else _FOUND}
     return graph.add("BroadcastTo", like, attrs, [key, graph.sizes(shape)], shape, graph.dtype(key)).out
 
 
@@ -202,6 +215,14 @@ def _reads_narrow(graph: OpGraph, op: Op) -> bool:
     end = -_MATRICES if op.op in BATCH_MATMULS else None
     shapes = [known(graph.shape(key))[:end] for key in inputs]
     require(np.broadcast_shapes(*shapes) == known(graph.shape(op.out))[:end])
+    # Rows of a matrix are not pairs of matrices.
+    require(
+        end is None
+        or all(
+            known(graph.shape(one))[end:] == known(graph.shape(key))[end:]
+            for one, key in zip(inputs, op.inputs, strict=True)
+        )
+    )
     op.inputs = inputs
     return True
 
@@ -225,6 +246,9 @@ def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
     require(not others and (USERS not in graph.feeds or _different(few, shape[:-1])))
     widths = [known(graph.shape(key))[-1] for key in values]
     rows = np.split(weights, list(accumulate(widths))[:-1])
+    _require_gain(
+        graph, op, {key: width for key, one, width in zip(values, narrow, widths, strict=True) if one}, len(values)
+    )
 
     def product(shared: bool, before: Shape) -> Key:
         """Of the parts that are shared, or of the others: a matrix."""
@@ -240,6 +264,12 @@ def _split_product(graph: OpGraph, readers: pattern.Readers, op: Op) -> bool:
 
     _add_products(graph, readers, op, product(True, few), product(False, shape[:-1]), few, shape[:-1])
     return True
+
+
+def _require_gain(graph: OpGraph, op: Op, own: Mapping[Key, int], parts: int) -> None:
+    """Lets a product of so many parts, of which some are repeated, be, where that was not asked for and does not gain."""
+    if any(graph.ops[node].attrs.get(_REPEATS) == _FOUND for node, _ in own):
+        require(pays_to_split(graph, op, sum(own.values()), alone=len(own) + 1 == parts))
 
 
 def _gather_together(graph: OpGraph, op: Op) -> bool:

@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import reached
+from msplit.core.graph import CONTROL
 from msplit.engines.base import HANDED, STEPS, USERS, Arrays, Executable, Feeds, Following, Timeline, is_array
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
@@ -25,7 +27,7 @@ from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.runtime.host_stage import HostOptions, HostStage, stage_of
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.host.program import HostGraph
-from msplit.engines.user_rows import UserRows
+from msplit.engines.user_rows import UserRows, taken_rows
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
@@ -43,8 +45,11 @@ class HostPart:
         made: Outputs of the model that the host makes in front.
         before: What runs in front; None where nothing does.
         behind: What runs behind.
-        shared: Inputs that may come as one row for each user. The host gets all rows: as many as `counted`.
+        shared: Inputs that may come as one row for each user. What runs in front and behind gets all rows: as many as `counted`.
         counted: An input that has all rows, and its entries of a row.
+        once: What runs before that, on one row of each user; None where nothing does.
+        spread: Entries of a row of what that makes, and what is in front, the device or the caller takes with all rows.
+        reads: Inputs of the model that what is in front reads, where something runs `once`.
     """
 
     feeds: Mapping[str, Key]
@@ -57,6 +62,9 @@ class HostPart:
     behind: HostStage | None
     shared: UserRows = field(default_factory=UserRows)
     counted: tuple[str, int] = ("", 1)
+    once: HostStage | None = None
+    spread: Mapping[str, int] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, flat: FlatGraph, partition: Partition, options: HostOptions, origin: Mapping[Key, Key]) -> HostPart:
@@ -89,11 +97,63 @@ class HostPart:
             stage_of(after, partition.host_outputs, options, origin, freezes=stateless),
         )
 
+    def by_user(
+        self,
+        flat: FlatGraph,
+        options: HostOptions,
+        origin: Mapping[Key, Key],
+        entries: Callable[[Key], int],
+        few: Set[str],
+    ) -> HostPart:
+        """A host part that makes what depends on shared inputs alone of one row of each user.
+
+        Args:
+            flat, options, origin: As for `of`.
+            entries: Gives of such a value, whose rows are apart and lie along the first axis, the entries of a row; 0 of any other.
+            few: Values of which the device reads one row for each user.
+        """
+        graph, back, cut = flat.graph, dict[int, list[int]](), dict[Key, str]()
+        inputs = {(one.node, one.port) for one in flat.inputs}
+        made = {name: origin.get(key, key) for name, key in self.feeds.items()}
+        made |= {one.name: (one.node, one.port) for one in flat.outputs if one.name in self.made}
+        for source, merge in zip(flat.back_edges.src.tolist(), flat.back_edges.dst.tolist(), strict=True):
+            back.setdefault(merge, []).append(source)
+
+        def before(node: int) -> list[int]:
+            found = [*back.get(node, ())]
+            for edge in graph.in_edges(node):
+                key = int(graph.edges.src[edge]), int(graph.edges.port[edge])
+                if key in inputs or key[1] == CONTROL or flat.region[key[0]] >= 0 or not entries(key):
+                    found.append(key[0])
+                else:
+                    cut[key] = f"{graph.names[key[0]]}:{key[1]} (all rows)"
+            return found
+
+        once = {name: key for name, key in made.items() if entries(key)}
+        rest = {name: key for name, key in made.items() if name not in once}
+        read = reached([node for node, _ in rest.values()], before)
+        once |= {name: key for key, name in cut.items()}
+        if not once or not self.repeatable:
+            return self
+        given = [one for one in flat.inputs if one.node in read]
+        others = replace(flat, inputs=(*given, *(Tensor(name, *key) for key, name in cut.items())))
+        return replace(
+            self,
+            before=stage_of(others, rest, options, {}, freezes=True),
+            once=stage_of(flat, once, options, {}, freezes=True),
+            spread={name: entries(key) for name, key in once.items() if name not in few},
+            reads=tuple(one.name for one in given),
+        )
+
+    def rows(self, feeds: Arrays) -> int:
+        """Rows of inputs, where some are shared."""
+        return len(feeds[self.counted[0]]) // self.counted[1]
+
     def _all_rows(self, feeds: Arrays) -> Arrays:
         """The model's inputs with all rows."""
         if not self.shared.entries:
             return feeds
-        rows = len(feeds[self.counted[0]]) // self.counted[1]
+        rows = self.rows(feeds)
         if self.shared.users > 1:
             return self.shared.of_rows(*self.shared.by_user(feeds, rows))
         for name, one in self.shared.entries.items():
@@ -105,13 +165,34 @@ class HostPart:
         """Runs what is in front of the device part, on the model's inputs.
 
         Returns:
-            Inputs of the device part: the model's own and what the host made; and those outputs of the model that the host made.
+            Inputs of the device part: the model's own and what the host made, of which something runs `once` as `UserRows.of` takes them;
+            and those outputs of the model that the host made.
         """
+        if self.once is not None:
+            return self._run_by_user(self.once, feeds)
         feeds = self._all_rows(feeds)
         made = self.before.step(feeds) if self.before is not None else {}
         outputs = {name: made.pop(name) for name in self.made}
         outputs |= {name: np.array(feeds[given]) for name, given in self.handed_on.items()}
         return {**feeds, **made}, outputs
+
+    def _run_by_user(self, once: HostStage, feeds: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        rows, entries = self.rows(feeds), self.shared.entries
+        each, index = {**feeds, **self.shared.first(feeds)}, np.zeros(rows, np.int32)
+        if self.shared.users > 1:
+            each, index = self.shared.by_user(feeds, rows)
+
+        def wide(name: str) -> NDArray[Any]:
+            return taken_rows(each[name], index, entries[name]) if name in entries else each[name]
+
+        made = once.step(each)
+        made |= {name: taken_rows(made[name], index, one) for name, one in self.spread.items()}
+        read = {name: made.pop(name) for name in [*made] if name not in self.feeds and name not in self.made}
+        if self.before is not None:
+            made |= self.before.step({**{name: wide(name) for name in self.reads}, **read})
+        outputs = {name: made.pop(name) for name in self.made}
+        outputs |= {name: np.array(wide(given)) for name, given in self.handed_on.items()}
+        return {**each, **made, **({USERS: index} if self.shared.users > 1 else {})}, outputs
 
     def finish(self, feeds: Arrays, made: Mapping[str, Any]) -> dict[str, Any]:
         """Runs what is behind the device part: gives the outputs of the model among what that made, and those that are made of the rest."""
@@ -122,7 +203,7 @@ class HostPart:
     @property
     def in_tensorflow(self) -> dict[str, list[str]]:
         """Ops because of which TensorFlow runs a part of it -> names of their nodes."""
-        stages = [stage for stage in (self.before, self.behind) if stage is not None and stage.program is None]
+        stages = [one for one in (self.once, self.before, self.behind) if one is not None and one.program is None]
         found: dict[str, list[str]] = {}
         for op, names in (pair for stage in stages for pair in stage.missing.items()):
             found.setdefault(op, []).extend(names)
@@ -143,8 +224,9 @@ class HostPart:
             "handed_on": dict(self.handed_on),
             "made": list(self.made),
             **({"shared": self.shared.packed(), "counted": list(self.counted)} if self.shared.entries else {}),
+            **({"spread": dict(self.spread), "reads": list(self.reads)} if self.once is not None else {}),
         }
-        for name, stage in (("before", self.before), ("behind", self.behind)):
+        for name, stage in (("before", self.before), ("behind", self.behind), ("once", self.once)):
             if stage is None:
                 data[name] = None
                 continue
@@ -176,6 +258,9 @@ class HostPart:
                 return None
             return HostStage(HostGraph.unpacked(found, read(str(found["file"])), where), None, "", None, where)
 
+        spread = {str(name): int(one) for name, one in data.get("spread", {}).items()}
+        if min(spread.values(), default=1) < 1:
+            raise ValueError("what is made of rows of users has no rows")
         return cls(
             {str(name): (int(node), int(port)) for name, (node, port) in data["feeds"].items()},
             tuple(Tensor(str(name), int(node), int(port)) for name, node, port in data["handed"]),
@@ -187,6 +272,9 @@ class HostPart:
             stage(data["behind"]),
             UserRows.unpacked(data.get("shared", {})),
             (str(data.get("counted", ("", 1))[0]), int(data.get("counted", ("", 1))[1])),
+            stage(data.get("once")),
+            spread,
+            tuple(map(str, data.get("reads", ()))),
         )
 
 
@@ -391,9 +479,11 @@ class WithHost(Wrapped):
 
     def _run(self, feeds: Feeds) -> _Given:
         given = {name: _on_host(name, value) for name, value in feeds.items()}  # a session takes all of them
-        self._host.shared.of(given)  # says whose rows differ
+        by_row = self._host.shared.by_row(given)  # says whose rows differ
+        if USERS not in by_row or len(by_row[USERS]) == self._host.rows(given):  # others are refused behind it
+            given = dict(by_row)
         inputs, outputs = self._host.run(given)
-        seen = () if self._host.shared.users == 1 else (*self._host.shared.entries, USERS)
+        seen = (*self._host.shared.entries, USERS)
         return _Given(given, {**inputs, **{name: feeds[name] for name in feeds if name not in seen}}, outputs)
 
     def _around(self, given: _Given, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:

@@ -306,6 +306,136 @@ def test_text_of_several_users_is_looked_up_for_each(larger: dict[str, bool]) ->
     executable.close()
 
 
+def texts(tf: Any, v1: Any) -> None:
+    """Text of the user in whatever forms hosts meet: hashed, split into words, parsed, an output, and beside text of the item."""
+    rng = np.random.default_rng(0)
+
+    def weights(*sizes: int) -> Any:
+        return tf.constant((rng.standard_normal(sizes) / sizes[0] ** 0.5).astype(np.float32))
+
+    city, said, example, title = (
+        v1.placeholder(tf.string, [None], name=name) for name in ("user_city", "user_said", "user_example", "title")
+    )
+    price = v1.placeholder(tf.float32, [None, 3], name="price")
+    lower = tf.strings.lower(city)
+    words_said = tf.strings.split(said, " ")
+    padded = tf.strings.to_hash_bucket_fast(words_said.to_tensor("", shape=[None, 3]), 50)
+    read = v1.parse_example(
+        example,
+        {
+            "age": v1.FixedLenFeature([2], tf.float32, [0.5, 1.5]),
+            "tags": v1.FixedLenFeature([2], tf.string, ["", "b"]),
+        },
+    )
+    tags = tf.gather(weights(50, 4), tf.strings.to_hash_bucket_fast(read["tags"], 50))
+    counted = tf.cast(words_said.row_lengths(), tf.float32)[:, None]
+    user = tf.concat(
+        [
+            tf.gather(weights(50, 8), tf.strings.to_hash_bucket_fast(lower, 50)),
+            tf.reduce_sum(tf.gather(weights(50, 4), padded), 1),
+            tf.reshape(tags, [-1, 8]),
+            read["age"],
+            counted,
+        ],
+        1,
+    )
+    cross = tf.strings.join([lower, tf.strings.reduce_join(words_said, 1), read["tags"][:, 1], title], "|")
+    item = tf.gather(weights(50, 8), tf.strings.to_hash_bucket_fast(cross, 50))
+    deep = tf.concat([tf.nn.relu(user @ weights(23, 16)), item, price], 1)
+    tf.identity(deep @ weights(27, 2), name="y")
+    tf.strings.upper(lower, name="upper")
+    tf.strings.join([lower, title], name="both")
+
+
+def made_texts(tf: Any, rows: int, users: int = 1, seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng([rows, users, seed])
+    of_row = rng.integers(0, users, rows)
+    cities = [b"Paris", b"", b"\xffA", "ZÜRICH".encode()]
+
+    def example(number: int) -> bytes:
+        features = tf.train.Features()
+        if number % 3:
+            features.feature["age"].float_list.value.extend([number, -number])
+        if number % 2:
+            features.feature["tags"].bytes_list.value.extend([b"t%d" % number, b""])
+        return bytes(tf.train.Example(features=features).SerializeToString())
+
+    return {
+        "user_city": np.array([cities[one % 4] for one in of_row], object),
+        "user_said": np.array([b" ".join([b"w%d" % one] * (one % 5)) for one in of_row], object),
+        "user_example": np.array([example(int(one)) for one in of_row], object),
+        "title": np.array([b"title %d" % number for number in rng.integers(0, 99, rows)], object),
+        "price": rng.standard_normal((rows, 3)).astype(np.float32),
+    }
+
+
+TEXTS = ("user_city", "user_said", "user_example")
+
+
+@pytest.mark.parametrize("users", [1, 3])
+def test_the_host_makes_what_is_of_the_user_alone_once_for_each(users: int) -> None:
+    import tensorflow as tf
+
+    flat, feeds = graph_of(texts, outputs=["y", "upper", "both"]), made_texts(tf, 12, users)
+    shared = shared_of(flat, *TEXTS, users=users)
+    assert_equals_tensorflow(flat, feeds, shared=shared)
+    compiled = ENGINE.compile(job(flat, feeds, shared=shared))
+    host = compiled.optimized.host
+    assert host is not None
+    assert host.once is not None
+    made, outputs = host.run(feeds)
+    assert [len(made[name]) for name in compiled.optimized.once.entries] == [users]
+    assert [len(outputs[name]) for name in ("upper", "both")] == [12, 12]
+    assert host.reads == ("user_said", "title"), (
+        "ragged words are made for all rows, and the rest of the cross is of one of each user"
+    )
+    seen = list[tuple[int, ...]]()
+    step = host.once.step
+    host.once.step = lambda given: (seen.extend(given[name].shape for name in TEXTS), step(given))[1]  # type: ignore[method-assign]
+    executable = ENGINE.build(job(flat, feeds, shared=shared))
+    for seed in range(4):
+        other = made_texts(tf, 12, users, seed)
+        expected, found = outputs_of_tensorflow(flat, other), executable.step(other)
+        np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-5, atol=1e-6)
+        assert all(found[name].tolist() == expected[name].tolist() for name in ("upper", "both"))
+    assert max(seen) <= (users,)
+    executable.close()
+
+
+@pytest.mark.parametrize("how", ["carried", "chosen"])
+def test_what_loops_and_choices_bring_to_text_of_the_user_is_not_the_user_s(how: str) -> None:
+    def build(tf: Any, v1: Any) -> None:
+        city, title = (v1.placeholder(tf.string, [None], name=name) for name in ("user_city", "title"))
+        flag = v1.placeholder(tf.bool, [], name="flag")
+        if how == "carried":
+            _, text = v1.while_loop(
+                lambda step, text: step < 2, lambda step, text: (step + 1, tf.strings.join([text, title])), [0, city]
+            )
+        else:
+            text = tf.strings.join([city, v1.cond(flag, lambda: tf.constant("a"), lambda: tf.constant("b"))])
+        ids = tf.strings.to_hash_bucket_fast(text, 50)
+        tf.gather(tf.constant(np.eye(50, 4, dtype=np.float32)), ids, name="y")
+        tf.gather(tf.constant(np.eye(50, 4, dtype=np.float32)), tf.strings.to_hash_bucket_fast(title, 50), name="z")
+
+    import tensorflow as tf
+
+    tf.compat.v1.disable_control_flow_v2()
+    flat = graph_of(build, outputs=["y", "z"])
+    feeds = {
+        "user_city": np.array([b"Paris"] * ROWS, object),
+        "title": np.array([b"%d" % row for row in range(ROWS)], object),
+        "flag": np.array(True),
+    }
+    feeds = {tensor.name: feeds[tensor.name] for tensor in flat.inputs}
+    shared = SharedRows(("user_city",), (("user_city", 1), ("title", 1)))
+    executable = ENGINE.build(job(flat, feeds, shared=shared))
+    for flag in (True, False):
+        other = {**feeds, "flag": np.array(flag)} if "flag" in feeds else feeds
+        for name, value in outputs_of_tensorflow(flat, other).items():
+            np.testing.assert_array_equal(executable.step(other)[name], value)
+    executable.close()
+
+
 def test_an_input_that_is_an_output_and_a_choice_by_rows() -> None:
     def build(tf: Any, v1: Any) -> None:
         user, item, other = (v1.placeholder(tf.float32, [None, 4], name=name) for name in ("user", "item", "user_b"))
