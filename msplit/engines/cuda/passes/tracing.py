@@ -432,7 +432,8 @@ def row_variables(graph: OpGraph) -> dict[str, str]:
             if (name := names.get(key)) is not None and slot in rows:
                 found[name] = None
             elif name is not None and not (op.op in table() and table()[op.op].shape_only):
-                wrong.setdefault(name, f"{op.name} ({op.op}) takes all of it in each step")
+                said = f"{op.name} ({op.op})" if op.op != "_Copy" else "what wants its old values"
+                wrong.setdefault(name, f"{said} takes all of it in each step")
         changed = [names.get(op.inputs[slot]) for slot in mutated(op)]
         names |= {(op.node, port): name for port, name in enumerate(changed) if name is not None}
     wrong |= {names[key]: "it is an output" for key in graph.fetches.values() if key in names}
