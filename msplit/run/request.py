@@ -73,7 +73,10 @@ EXCLUSIONS: tuple[tuple[tuple[str, Any], tuple[str, Any], str], ...] = (
     (("shared", None), ("engine", "tensorflow"), "TensorFlow computes all rows"),
     *((("shared", None), (name, None), "one GPU computes the rows") for name in ("devices", "split", "cluster")),
     (("table_memory", None), ("engine", "tensorflow"), "TensorFlow has its tables where it puts them"),
-    *((("table_memory", None), (name, None), "one GPU reads them") for name in ("devices", "split", "cluster")),
+    *(
+        (("table_memory", None), (name, None), "one GPU reads them")
+        for name in ("devices", "split", "cluster", "world", "gpus", "hosts")
+    ),
     (("resume", None), ("restore", None), "one goes on from a checkpoint, and the other begins with one"),
     (("batches", None), ("reference", None), "a reference is for one batch"),
     *(

@@ -144,7 +144,7 @@ class Trainer(DisplayMixin):
         self.fetches = tuple(tensor.name for tensor in self.flat.outputs)
         self._request = request_of(Trainer, StepOptions, options, streams=STREAMS)
         if world.size > 1:
-            refuse_exclusions({**self._request.given, "devices": world.size})
+            refuse_exclusions({**self._request.given, "world": world.size})
         if world.size > 1 and self._request.engine == "tensorflow":
             raise EngineError("the tensorflow engine trains in one process", fix=_ON_CUDA)
         self.specs = {spec.name: spec for spec in input_specs(self.flat, 1, {})[0]}
