@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine(options.InputShapes, options.Backend, options.OnDevice, options.Kernels):
+class Engine(options.TableMemory, options.InputShapes, options.Backend, options.OnDevice, options.Kernels):
     """What runs a model, and how."""
 
     streams: int = option(type=options.STREAMS, default=8, help="The largest number of streams.")
@@ -33,7 +33,7 @@ class Engine(options.InputShapes, options.Backend, options.OnDevice, options.Ker
         """For the functions of the library; shapes left out, which not all of them take."""
         engine = self.engine or ("cuda" if self.device == "cpu" else None)
         own = {"streams": (self.streams,), "engine": engine, "device": self.device, "devices": self.devices}
-        return {**super().arguments(), **own}
+        return {**super().arguments(), **own, "table_memory": self.table_memory}
 
     def request(self) -> RunRequest:
         """The same for what prepares it."""
@@ -43,12 +43,12 @@ class Engine(options.InputShapes, options.Backend, options.OnDevice, options.Ker
 
 
 @dataclass(frozen=True)
-class SharedEngine(options.SharedInputs, options.TableMemory, options.Devices, Engine):
-    """Likewise, on several GPUs, with rows that are the same in a step, and with tables that do not fit on a GPU."""
+class SharedEngine(options.SharedInputs, options.Devices, Engine):
+    """Likewise, on several GPUs, with rows that are the same in a step."""
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of the library; shapes left out."""
-        return {**super().arguments(), "shared": self.shared, "users": self.users, "table_memory": self.table_memory}
+        return {**super().arguments(), "shared": self.shared, "users": self.users}
 
 
 def _number_or_auto(text: str) -> int | str:

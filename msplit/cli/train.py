@@ -165,6 +165,7 @@ def command(
     settings = length.settings()
     rank = hosts.rank_of(os.environ)
     if rank is None and spread.is_asked_for:
+        refuse_exclusions({**engine.request().given, "gpus" if spread.gpus else "hosts": True})
         return hosts.launch(hosts.own_command(), spread.of_hosts(), spread.gpus or ("0",))
     try:
         with joined(rank, on_gpu=engine.device == "cuda", tell=output.tell) as world, telling() as tell:

@@ -202,11 +202,17 @@ def make_ready(
 
 
 def _about_tables(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note on lookup tables that are not on the GPU."""
-    if "host_table_bytes" not in facts:
-        return ()
-    tables, cache = facts["host_table_bytes"] / 1e9, facts["table_cache_bytes"] / 1e9
-    return (f"lookup tables of {tables:.3g} GB stay in the host's memory; a cache on the GPU has {cache:.3g} GB of it",)
+    """Notes on lookup tables that are not on the GPU."""
+    notes = list[str]()
+    if "host_state_bytes" in facts:
+        trained = facts["host_state_bytes"] / 1e9
+        notes += [f"tables that are trained, and slots of optimizers, of {trained:.3g} GB stay in the host's memory"]
+    if "host_table_bytes" in facts:
+        tables, cache = facts["host_table_bytes"] / 1e9, facts["table_cache_bytes"] / 1e9
+        notes += [
+            f"lookup tables of {tables:.3g} GB stay in the host's memory; a cache on the GPU has {cache:.3g} GB of it"
+        ]
+    return tuple(notes)
 
 
 def _built(chosen: Variant, one: Variant, how: Verification) -> Running:

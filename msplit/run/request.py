@@ -73,7 +73,10 @@ EXCLUSIONS: tuple[tuple[tuple[str, Any], tuple[str, Any], str], ...] = (
     (("shared", None), ("engine", "tensorflow"), "TensorFlow computes all rows"),
     *((("shared", None), (name, None), "one GPU computes the rows") for name in ("devices", "split", "cluster")),
     (("table_memory", None), ("engine", "tensorflow"), "TensorFlow has its tables where it puts them"),
-    *((("table_memory", None), (name, None), "one GPU has the cache") for name in ("devices", "split", "cluster")),
+    *(
+        (("table_memory", None), (name, None), "one GPU reads them")
+        for name in ("devices", "split", "cluster", "world", "gpus", "hosts")
+    ),
     (("resume", None), ("restore", None), "one goes on from a checkpoint, and the other begins with one"),
     (("batches", None), ("reference", None), "a reference is for one batch"),
     *(
@@ -125,6 +128,7 @@ class StepOptions(TypedDict, total=False):
     plan: Where | None
     place: str | Function | None
     tensorflow: TensorFlowOptions
+    table_memory: float | None
 
 
 class RunOptions(StepOptions, total=False):
@@ -134,7 +138,6 @@ class RunOptions(StepOptions, total=False):
     shapes: Mapping[str, tuple[int, ...]]
     shared: Sequence[str]
     users: int
-    table_memory: float | None
 
 
 class BuildOptions(RunOptions, total=False):
@@ -184,7 +187,8 @@ class RunRequest:
         users: Most users of a step: what is shared has the same row in all rows of a user, and is computed once for each. Shared inputs
             are given one row, or all rows.
         table_memory: GB of the GPU for lookup tables, of which the larger ones stay in the host's memory: the GPU keeps the rows that are
-            read most, and reads others over the bus. None: all are on the GPU. Cuda engine only.
+            read most, and reads others over the bus. Rows that are trained are read and written over the bus, in tables and in slots of
+            optimizers. None: all are on the GPU that fit. Cuda engine only.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
             are given, they are the file's.
         op_libraries: Shared objects with custom TensorFlow ops.

@@ -27,7 +27,7 @@ from msplit.inputs.make import input_specs
 from msplit.opset.traits import written
 from msplit.progress import Progress
 from msplit.run.prepare import prepare_for
-from msplit.run.request import StepOptions, request_of
+from msplit.run.request import StepOptions, refuse_exclusions, request_of
 from msplit.run.runner import Runner
 from msplit.training import checkpoint
 from msplit.training.batches import Prefetched, batches_of, fitting
@@ -143,6 +143,8 @@ class Trainer(DisplayMixin):
         self.runner: Runner | None = None
         self.fetches = tuple(tensor.name for tensor in self.flat.outputs)
         self._request = request_of(Trainer, StepOptions, options, streams=STREAMS)
+        if world.size > 1:
+            refuse_exclusions({**self._request.given, "world": world.size})
         if world.size > 1 and self._request.engine == "tensorflow":
             raise EngineError("the tensorflow engine trains in one process", fix=_ON_CUDA)
         self.specs = {spec.name: spec for spec in input_specs(self.flat, 1, {})[0]}
@@ -248,8 +250,13 @@ class Trainer(DisplayMixin):
     @property
     def variables(self) -> dict[str, NDArray[Any]]:
         """The value of each variable, by the name of its node: slots, beta powers and the global step included. Copies."""
-        state = {**self._host_state(), **self._held()}
-        return {name: np.array(value) for name, value in state.items() if name not in BESIDE_VARIABLES}
+        state = {**self._host_state(), **(held := self._held())}
+        copied = held if self.runner is not None and self.runner.engine == "cuda" else {}  # tables may be large
+        return {
+            name: value if name in copied else np.array(value)
+            for name, value in state.items()
+            if name not in BESIDE_VARIABLES
+        }
 
     def load(self, values: Arrays) -> None:
         """Gives variables values, by the names that `variables` has. Those that are not named keep theirs.
@@ -321,7 +328,8 @@ class Trainer(DisplayMixin):
         target = Path(os.fspath(path)).absolute()
         self.hold(target.parent)
         target = target.with_name(f"{target.name}-{self.steps}")
-        held = self._held()
+        scaled = self.runner is None or self._request.precision == "fp16"
+        held = self._held() if scaled else {}
         scale = {name: held[name] for name in checkpoint.SCALE if name in held}
         saved = checkpoint.CheckpointContents(self.variables if state is None else state, self.steps, note, scale)
         checkpoint.write(self.flat.model, saved, target, force=force)

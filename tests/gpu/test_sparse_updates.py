@@ -13,9 +13,11 @@ from tests.engines.cuda.kernels.sparse_cases import check_distinct, check_segmen
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.parametrize("hosted", [frozenset(), frozenset([0, 2]), frozenset(range(4))], ids=len)
 @pytest.mark.parametrize("repeat", [1, 100])
-def test_every_optimizer_of_rows(repeat: int) -> None:
-    check_updates("cuda", repeat)
+def test_every_optimizer_of_rows(repeat: int, hosted: frozenset[int]) -> None:
+    """On tables and slots of the GPU, and in the host's memory, where the host finds what the kernel has written."""
+    check_updates("cuda", repeat, hosted=hosted)
 
 
 def test_distinct_ids() -> None:

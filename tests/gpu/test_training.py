@@ -10,6 +10,7 @@ import torch
 
 from msplit.core.arguments import Precision
 from msplit.engines.base import GOOD_STEPS, LOSS_SCALE, Job
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import KernelMode, Torture
 from tests.engines.cuda.cases import options_of, scattered
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.gpu
 STEPS = 3
 WITHIN = 1e-4
 """How far variables may be from those of the same steps on the CPU, in terms of their root mean square."""
+BY_ROWS = [case for case in STORED if case[0] == "deepfm" and case[1] != "Adam"]
+"""Those whose tables are changed by rows of a step alone."""
 OTHERS = [case for case in STORED if case[0] != "deepfm"]
 
 
@@ -64,6 +67,34 @@ def test_variables_are_those_of_the_cpu(build, case, mode):
         np.testing.assert_allclose(run(executable, training, range(STEPS)), losses, rtol=WITHIN)
         wrong = {name: away for name, away in apart(executable.save_state(), expected).items() if away > WITHIN}
         assert not wrong, f"{streams} streams"
+
+
+@pytest.mark.parametrize("mode", [KernelMode.PLAIN, KernelMode.FUSED_AND_GROUPED])
+@pytest.mark.parametrize("case", BY_ROWS, ids="-".join)
+def test_tables_in_the_hosts_memory_train_as_those_of_the_gpu_to_the_bit(build, case, mode):
+    """Captured and launched step by step, on one stream and on several that are delayed; saved and loaded meanwhile."""
+    plain, training = build(case, mode=mode)
+    losses = run(plain, training, range(2 * STEPS))
+    expected = plain.save_state()
+    for streams, capture, delay in ((1, True, 0), (4, True, 20_000), (4, False, 0)):
+        torture = Torture(delay_cycles=delay, seed=1) if delay else None
+        executable, _ = build(case, streams, mode=mode, table_memory=1, capture=capture, torture=torture)
+        state, begun = executable.state, executable.save_state()
+        assert len(state.hosted) > 1
+        assert not any(tensor.is_cpu for tensor in state.tensors.values())
+        assert all(state.tensors[name].data_ptr() == array.ctypes.data for name, array in state.hosted.items())
+        np.testing.assert_array_equal(run(executable, training, range(STEPS)), losses[:STEPS])
+        half = executable.save_state()
+        run(executable, training, range(7, 9))
+        executable.load_state(half)
+        executable.timeline()  # leaves variables as they are
+        np.testing.assert_array_equal(run(executable, training, range(STEPS, 2 * STEPS)), losses[STEPS:])
+        assert_equal(executable.save_state(), expected, f"{streams} streams, capture {capture}")
+        executable.load_state(begun)
+        np.testing.assert_array_equal(run(executable, training, range(STEPS)), losses[:STEPS])
+        assert_equal(executable.save_state(), half)
+        executable.close()
+    assert not any(Device.of(torch.device("cuda", 0)).host_memory._free.values()), "closed, and not freed"
 
 
 @pytest.mark.parametrize("mode", [KernelMode.PLAIN, KernelMode.FUSED_AND_GROUPED])

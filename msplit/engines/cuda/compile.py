@@ -29,6 +29,7 @@ from msplit.engines.cuda.frontend.partition import divide, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
+from msplit.engines.cuda.kernels.host_tables import divided
 from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
@@ -43,7 +44,7 @@ from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.repeated_rows import repeats
 from msplit.engines.cuda.passes.shared_rows import Sharing
-from msplit.engines.cuda.passes.tracing import list_choices, lookup_tables, trace
+from msplit.engines.cuda.passes.tracing import list_choices, lookup_tables, row_variables, trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.engines.cuda.runtime.host_stage import HostOptions
@@ -342,7 +343,7 @@ def optimize(
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *part.handed))
     with phase("importing the graph"):
         graph = build(flat, fed, state=state, constants=partition.shapes)
-    graph.table_memory = _table_memory(graph, device, host.table_memory)
+    _place_tables(graph, device, host.table_memory, alone=several is None)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
@@ -386,20 +387,45 @@ def _finds(
     return find
 
 
-def _table_memory(graph: OpGraph, device: torch.device, given: int | None) -> int | None:
-    """Bytes of a GPU for lookup tables: those that were given, or what there is for tables that do not fit; None where they do.
+def _place_tables(graph: OpGraph, device: torch.device, given: int | None, *, alone: bool) -> None:
+    """Says which tables of a graph lie in the host's memory: those that are larger than the bytes that were given, or that do not fit.
 
     Raises:
-        EngineError: Some were given, and the tables are trained.
+        EngineError: Some were given, and a variable would be one of those that has to lie on the device.
     """
-    if given is not None and graph.state:
-        fix = "leave the memory for tables out (--table-memory)"
-        raise EngineError("tables that are trained stay on the GPU", fix=fix)
-    free = Device.of(device).free_bytes()
-    tables = sum(graph.constants[key].nbytes for key in lookup_tables(graph))
-    if given is not None or free is None or tables <= _MOST_OF_FREE * free:
-        return given
-    return int(_FOR_TABLES * free)
+    variables = row_variables(graph)
+    if not alone:
+        variables = dict.fromkeys(variables, "several GPUs train it")
+    free, memory, times = Device.of(device).free_bytes() or 0, given, 1
+    if memory is None:
+        # Two ways to run a model are held against each other, and each has variables of its own.
+        memory, times = int(_FOR_TABLES * free), 2
+        variables = {name: why for name, why in variables.items() if not why}
+    constants = [graph.constants[key].nbytes for key in lookup_tables(graph)]
+    trained = {name: times * graph.initial[name].nbytes for name in variables}
+    sizes = [*constants, *trained.values()]
+    if given is None and (not free or sum(sizes) <= _MOST_OF_FREE * free):
+        return
+    hosted, _ = divided(sizes, memory, None if constants else memory)
+    graph.hosted = frozenset(name for number, name in enumerate(variables, len(constants)) if number in hosted)
+    _refuse_hosted(graph, variables)
+    if not graph.state or any(number < len(constants) for number in hosted):
+        graph.table_memory = memory - sum(size for name, size in trained.items() if name not in graph.hosted)
+
+
+def _refuse_hosted(graph: OpGraph, variables: Mapping[str, str]) -> None:
+    """Refuses a variable in the host's memory that has to lie on the device.
+
+    Raises:
+        EngineError: There is one.
+    """
+    for name, why in variables.items():
+        if why and name in graph.hosted:
+            raise EngineError(
+                f"the table {name} of {graph.initial[name].nbytes / 1e9:.3g} GB can not stay in the host's memory: {why}",
+                fix="train it by an optimizer that changes the rows of a step alone, such as Adagrad, or leave more memory to tables "
+                "(--table-memory)",
+            )
 
 
 def _sharing(

@@ -1,8 +1,8 @@
-"""Devices: what lives as long as the process, by GPU, and the pools of streams and counters that it lends.
+"""Devices: what lives as long as the process, by GPU, and the pools that it lends from.
 
 One object per GPU. What outlives a run is kept by it and nowhere else, so that two GPUs in one process share nothing.
 
-Pools that a device hands out from: streams to executables, and counters to the launches of split-K kernels.
+Pools that a device hands out from: streams to executables, counters to launches of split-K kernels, and memory of the host to variables.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ctypes
 import functools
 import importlib
 import importlib.metadata
+import mmap
 import os
 import sys
 import threading
@@ -19,10 +20,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.capture import ScratchPool, is_capturing, synchronize
-from msplit.errors import OutOfMemory
+from msplit.errors import EngineError, OutOfMemory
 
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit order with the legacy default stream
 
@@ -173,6 +176,73 @@ class Semaphores:
             self.taken = before
 
 
+@functools.cache
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_PORTABLE = 1  # cudaHostRegisterPortable
+
+
+def pin(memory: NDArray[np.uint8], place: torch.device) -> None:
+    """Pins bytes of the host for a GPU, which then reads and writes them under their own addresses.
+
+    Raises:
+        EngineError: CUDA does not pin them.
+    """
+    with torch.cuda.device(place):
+        address, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
+        status = runtime().cudaHostRegister(address, size, _PORTABLE)
+    if status:
+        runtime().cudaGetLastError()  # it would be the next one's
+        raise EngineError(
+            f"CUDA refuses to pin {memory.nbytes / 1e9:.3g} GB of the host's memory (error {status})",
+            fix="raise `ulimit -l`, or leave the memory for tables out (--table-memory)",
+        )
+
+
+class PinnedMemory:
+    """Memory of the host that a GPU reads and writes under its own addresses, lent for variables.
+
+    To pin memory takes long, so what is given back is lent again until it is freed. That may be at any time, also while a graph is
+    captured, when memory can not be freed.
+    """
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}  # by size
+
+    def lend(self, size: int) -> NDArray[np.uint8]:
+        """So many bytes. The device may still be at work on them for who had them before.
+
+        Raises:
+            EngineError: CUDA does not pin them.
+        """
+        with contextlib.suppress(KeyError, IndexError):
+            return self._free[size].pop()
+        memory = np.empty(size + 2 * mmap.PAGESIZE, np.uint8)
+        begin = -memory.ctypes.data % mmap.PAGESIZE  # no page is shared with what somebody else pins
+        memory = memory[begin : begin + size]
+        if self._place.type == "cuda":
+            pin(memory, self._place)
+        return memory
+
+    def give_back(self, memories: Sequence[NDArray[np.uint8]]) -> None:
+        """Takes back what was lent."""
+        for memory in memories:
+            self._free.setdefault(memory.nbytes, []).append(memory)
+
+    def free(self) -> None:
+        """Frees what was given back."""
+        for memories in [*self._free.values()]:
+            while memories:
+                memory = memories.pop()
+                if self._place.type == "cuda":
+                    synchronize(self._place)
+                    runtime().cudaHostUnregister(ctypes.c_void_p(memory.ctypes.data))
+
+
 T = TypeVar("T")
 
 OWN_LLVM = (3, 7)
@@ -206,6 +276,7 @@ class Device:
         streams: Streams that executables and the timer lease.
         scratch: Memory of graphs that are only timed.
         semaphores: Counters of split-K kernels.
+        host_memory: Memory of variables that lie in the host's.
         compiled: Flat graph -> what was compiled of it, by the options that it was compiled with. Gone with the graph.
     """
 
@@ -215,6 +286,7 @@ class Device:
         self.streams = StreamPool(place)
         self.scratch = ScratchPool(place)
         self.semaphores = Semaphores(place)
+        self.host_memory = PinnedMemory(place)
         self.compiled: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
         self._owned: dict[Callable[..., Any], Any] = {}
 
@@ -288,6 +360,7 @@ def forget(graph: object) -> None:
     """Lets every device go of what it has compiled of a flat graph. Executables keep what they run."""
     for device in _DEVICES.values():
         device.compiled.pop(graph, None)
+        device.host_memory.free()
 
 
 _LEFT = threading.Condition()

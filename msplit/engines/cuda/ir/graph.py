@@ -208,6 +208,7 @@ class OpGraph:
         stacks: Values that are several variables side by side, as they are when a step begins: with one more axis in front.
         contiguous: Variables that are to lie one behind the other in memory.
         table_memory: Bytes of the device for tables of which rows are looked up and nothing else is read; None: as many as they take.
+        hosted: Variables that lie in the host's memory: rows of them are looked up and changed, and nothing else.
     """
 
     ops: dict[int, Op]
@@ -227,6 +228,7 @@ class OpGraph:
     stacks: dict[Key, tuple[str, ...]] = field(default_factory=dict)
     contiguous: list[tuple[str, ...]] = field(default_factory=list)
     table_memory: int | None = None
+    hosted: frozenset[str] = frozenset()
     _variables: dict[Key, str] = field(default_factory=dict, repr=False)
 
     def signature(self) -> str:
@@ -404,9 +406,13 @@ class OpGraph:
 
     def adjoin(self, names: Sequence[str]) -> bool:
         """Lets variables lie one behind the other in memory, in this order. False, and nothing changes, where that can not be: they are of
-        several types, or one lies between others already."""
+        several types, or one lies between others already, or in the host's memory."""
         names = tuple(names)
-        if len(set(names)) != len(names) or len({self.initial[name].dtype for name in names}) != 1:
+        if (
+            len(set(names)) != len(names)
+            or not self.hosted.isdisjoint(names)
+            or len({self.initial[name].dtype for name in names}) != 1
+        ):
             return False
         mine = set(names)
         parts = [run for run in self.contiguous if not mine.isdisjoint(run)]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -31,8 +32,9 @@ from torch import Tensor
 
 from msplit.core.dag import Dag
 from msplit.core.graph import Ints
-from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
+from msplit.engines.cuda.device.capture import synchronize
+from msplit.engines.cuda.device.device import Device, cores
+from msplit.engines.cuda.ir.dtypes import as_words, dtype_name, to_numpy, to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op
 from msplit.errors import EngineError
 from msplit.progress import during
@@ -69,6 +71,7 @@ class State:
         stacks: Values that are several variables of one shape side by side.
         contiguous: Variables of one type that lie one behind the other in memory.
         initial: Variable -> its value before the first step.
+        hosted: Variables that lie in the host's memory.
     """
 
     keys: Mapping[str, Key] = field(default_factory=dict)
@@ -76,11 +79,54 @@ class State:
     stacks: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
     contiguous: Sequence[tuple[str, ...]] = ()
     initial: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    hosted: frozenset[str] = frozenset()
 
     @property
     def bytes(self) -> int:
-        """Size of all variables."""
-        return sum(self.initial[name].nbytes for name in self.keys)
+        """Size of all variables on the device."""
+        return sum(self.initial[name].nbytes for name in self.keys if name not in self.hosted)
+
+    @property
+    def host_bytes(self) -> int:
+        """Size of all variables in the host's memory."""
+        return sum(self.initial[name].nbytes for name in self.keys if name in self.hosted)
+
+
+_WORDS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
+"""The bits move, whatever they mean."""
+
+
+class _Pinned:
+    """Pinned host memory as an array that a GPU can use (CUDA's addresses are the same on both sides)."""
+
+    def __init__(self, host: Tensor) -> None:
+        word = min(host.element_size(), 8)  # a complex128 is two words
+        self.memory = host
+        self.__cuda_array_interface__ = {
+            "data": (host.data_ptr(), False),
+            "shape": (host.numel() * host.element_size() // word,),
+            "typestr": _WORDS[word],
+            "version": 3,
+        }
+
+
+def seen_by(device: torch.device, host: Tensor) -> Tensor:
+    """A contiguous pinned tensor as a flat tensor of words on the GPU. It must not outlive `host`."""
+    if device.type == "cpu":  # for Triton's interpreter
+        return as_words(host.reshape(-1))
+    return torch.as_tensor(_Pinned(host), device=device)
+
+
+_PIECE = 1 << 26
+"""Bytes that a thread copies at a time."""
+
+
+def copy_array(source: NDArray[Any], target: NDArray[Any]) -> None:
+    """Copies an array into another of its shape, by several threads: one that is a file's is read by all of them."""
+    rows = max(_PIECE // max(source[:1].nbytes, 1), 1)
+    with ThreadPoolExecutor(cores()) as threads:
+        parts = [slice(begin, begin + rows) for begin in range(0, len(source), rows)]
+        list(threads.map(lambda part: np.copyto(target[part], source[part]), parts))
 
 
 class StateMemory:
@@ -88,17 +134,50 @@ class StateMemory:
 
     Attributes:
         tensors: By variable.
+        hosted: Those in the host's memory, as the host sees them. It does so when the device has nothing to do.
     """
 
     def __init__(self, state: State, device: torch.device) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self.hosted: dict[str, NDArray[Any]] = {}
+        self._device = device
         self._state = state
         # By storage: first byte's address, one behind the last, variable.
         self._memory: dict[int, list[tuple[int, int, str]]] = {}
         placed = {name for names in state.contiguous for name in names}
+        hosted = [name for name in state.keys if name in state.hosted and device.type != "meta"]
+        if hosted:
+            placed.update(hosted)
+            self._host(hosted)
         for names in (*state.contiguous, *((name,) for name in state.keys if name not in placed)):
             self._allocate([name for name in names if name in state.keys], device)
         self.load(state.initial)
+
+    def _host(self, names: Sequence[str]) -> None:
+        memories, lent = Device.of(self._device).host_memory, list[NDArray[np.uint8]]()
+        self._let_go = weakref.finalize(self, memories.give_back, lent)
+        self._let_go.atexit = False
+        for name in names:
+            value = self._state.initial[name]
+            lent.append(memories.lend(value.nbytes))
+            self.hosted[name] = lent[-1].view(value.dtype).reshape(value.shape)
+            tensor = seen_by(self._device, torch.from_numpy(lent[-1]))
+            self.tensors[name] = tensor.view(torch_dtype(value.dtype.name)).view(value.shape)
+            begin = tensor.data_ptr()
+            self._memory[tensor.untyped_storage().data_ptr()] = [(begin, begin + value.nbytes, name)]
+
+    def close(self) -> None:
+        """Frees what is in the host's memory. The device is done with it, and nobody reads it."""
+        if self.hosted:
+            self._let_go()
+            self.tensors = {name: tensor for name, tensor in self.tensors.items() if name not in self.hosted}
+            self.hosted = {}
+            Device.of(self._device).host_memory.free()
+
+    def settle(self) -> None:
+        """Waits until the device is done with what the host is about to read or to write."""
+        if self.hosted and self._device.type == "cuda":
+            synchronize(self._device)
 
     def _allocate(self, names: Sequence[str], device: torch.device) -> None:
         if not names:
@@ -151,13 +230,25 @@ class StateMemory:
                     f"variable {name} is {dtype_name(tensor.dtype)} {tuple(tensor.shape)}, not {array.dtype} {array.shape}",
                     fix="give values of the same model",
                 )
+        self.settle()
         with torch.no_grad():
             for name, value in known.items():
-                self.tensors[name].copy_(to_torch(np.asarray(value)))
+                if name in self.hosted:
+                    copy_array(np.asarray(value), self.hosted[name])
+                else:
+                    self.tensors[name].copy_(to_torch(np.asarray(value)))
 
     def save(self) -> dict[str, NDArray[Any]]:
         """The values, in memory of their own."""
-        return {name: to_numpy(tensor.detach().clone().cpu()) for name, tensor in self.tensors.items()}
+        self.settle()
+        return {name: self._saved(name) for name in self.tensors}
+
+    def _saved(self, name: str) -> NDArray[Any]:
+        if name not in self.hosted:
+            return to_numpy(self.tensors[name].detach().clone().cpu())
+        saved = np.empty_like(self.hosted[name])
+        copy_array(self.hosted[name], saved)
+        return saved
 
     def spread(self, from_first: Callable[[torch.Tensor], None]) -> None:
         """Gives variables the values that the first of several processes has, by what does so with a tensor of bytes."""
@@ -167,7 +258,9 @@ class StateMemory:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """A block after which variables are what they were before: what is run to warm up, to tune or to time does not train."""
-        written = [self.tensors[name] for name in self._state.final]
+        self.settle()
+        hosted = {name: self._saved(name) for name in self._state.final if name in self.hosted}
+        written = [self.tensors[name] for name in self._state.final if name not in hosted]
         with torch.no_grad():
             saved = [tensor.clone() if _fits(tensor) else tensor.cpu() for tensor in written]
         try:
@@ -178,6 +271,7 @@ class StateMemory:
                     tensor.copy_(value)
             if written and written[0].is_cuda:
                 torch.cuda.synchronize(written[0].device)
+            self.load(hosted)
 
 
 def _fits(tensor: torch.Tensor) -> bool:

@@ -19,7 +19,6 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +28,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from msplit.engines.cuda.device.capture import capture, is_capturing, no_capture
-from msplit.engines.cuda.device.device import Device, new_stream, runtime
+from msplit.engines.cuda.device.device import Device, new_stream, pin, runtime
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.kernels.launch import Code, can_launch, cores, is_precompiling, launch
-from msplit.engines.cuda.kernels.memory import seen_by
+from msplit.engines.cuda.ir.program import copy_array, seen_by
+from msplit.engines.cuda.kernels.launch import Code, can_launch, is_precompiling, launch
 from msplit.engines.cuda.kernels.tiles import power_of_two
 from msplit.errors import EngineError
 
@@ -51,11 +50,8 @@ _FIRST, _EVERY = 8, 16
 _LEAST_ROWS = 256
 _OF_PLACE = 13
 """Bytes on the device for a place of the cache beside its row."""
-_PIECE = 1 << 26
-"""Bytes of a table that a thread copies at a time."""
 _BLOCK = 1024
 """Elements of a row that are copied at a time."""
-_PORTABLE = 1  # cudaHostRegisterPortable
 
 _ROWS = Code("memory", "copy_rows", specialized=False)
 
@@ -416,14 +412,15 @@ class HostTables:
         }
 
 
-def divided(sizes: Sequence[int], memory: int) -> tuple[list[int], int]:
+def divided(sizes: Sequence[int], memory: int, most: int | None = None) -> tuple[list[int], int]:
     """Numbers of the tables that go to the host, and the bytes that the others leave of a memory. Small ones stay on the device: they
-    take up to half of it."""
+    take up to half of it, or so many bytes."""
+    most = memory // 2 if most is None else most
     if sum(sizes) <= memory:
         return [], memory - sum(sizes)
     left, hosted = memory, list[int]()
     for number in sorted(range(len(sizes)), key=lambda one: sizes[one]):
-        if not hosted and memory - left + sizes[number] <= memory // 2:
+        if not hosted and memory - left + sizes[number] <= most:
             left -= sizes[number]
         else:
             hosted.append(number)
@@ -435,11 +432,8 @@ def _size(array: NDArray[Any]) -> int:
 
 
 def _copied(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy, made by several threads: a table that is a file's is read by all of them."""
-    memory, rows = np.empty(array.shape, array.dtype), max(_PIECE // max(array[:1].nbytes, 1), 1)
-    with ThreadPoolExecutor(cores()) as threads:
-        parts = [slice(begin, begin + rows) for begin in range(0, len(array), rows)]
-        list(threads.map(lambda part: np.copyto(memory[part], array[part]), parts))
+    memory = np.empty(array.shape, array.dtype)
+    copy_array(array, memory)
     return memory
 
 
@@ -449,16 +443,8 @@ def _mapped(memory: NDArray[Any], device: Device) -> Tensor:
     Raises:
         EngineError: CUDA does not pin it.
     """
-    host = torch.from_numpy(memory.reshape(-1).view(np.uint8))
+    host = memory.reshape(-1).view(np.uint8)
     if device.is_gpu:
-        address, size = ctypes.c_void_p(host.data_ptr()), ctypes.c_size_t(host.numel())
-        with device.entered():
-            status = runtime().cudaHostRegister(address, size, _PORTABLE)
-        if status:
-            runtime().cudaGetLastError()  # it would be the next one's
-            raise EngineError(
-                f"CUDA refuses to pin {host.numel() / 1e9:.3g} GB of the host's memory (error {status})",
-                fix="raise `ulimit -l`, or leave the memory for tables out (--table-memory)",
-            )
-        weakref.finalize(memory, runtime().cudaHostUnregister, address).atexit = False
-    return seen_by(device.place, host).view(torch_dtype(memory.dtype.name)).view(memory.shape)
+        pin(host, device.place)
+        weakref.finalize(memory, runtime().cudaHostUnregister, ctypes.c_void_p(memory.ctypes.data)).atexit = False
+    return seen_by(device.place, torch.from_numpy(host)).view(torch_dtype(memory.dtype.name)).view(memory.shape)

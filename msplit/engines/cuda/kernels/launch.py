@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib.util
 import math
-import os
 import time
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from msplit.engines.cuda.device.device import cores
 from msplit.engines.cuda.kernels.store import PARAMETERS, POINTER, Binary, Store
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.errors import EngineError
@@ -137,12 +137,6 @@ def precompiling(seconds: float = math.inf, *, meanwhile: Callable[[], None] | N
     ahead = Precompiler()
     yield ahead
     ahead.compile(seconds, meanwhile)
-
-
-@functools.cache
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _CODE = "msplit.engines.cuda.kernels.code"

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import as_words
+from msplit.engines.cuda.ir.program import seen_by
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import shares
 
@@ -35,8 +36,6 @@ _DIRECT = 4
 _NEVER = 2**31 - 1
 _MOST_GATHERED = 512
 """Programs, each of 4 KB, of a kernel that reads from where it copies: more bytes are copied sooner otherwise."""
-_WORDS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
-"""The bits move, whatever they mean."""
 
 
 class OutputCopy:
@@ -149,27 +148,6 @@ class Gather:
         flags = {"DIRECT": False, "BLOCK": _BLOCK, "ALONE": self._programs == 1, "STORE": self._table.is_cuda}
         nowhere = [0, *([_NEVER, 0, 0] * _DIRECT)[1:]]
         launch(_DELIVER, (self._programs,))(self._table, *self._counts, *nowhere, **flags)
-
-
-class _Pinned:
-    """Pinned host memory as an array that a GPU can use (CUDA's addresses are the same on both sides)."""
-
-    def __init__(self, host: Tensor) -> None:
-        word = min(host.element_size(), 8)  # a complex128 is two words
-        self.memory = host
-        self.__cuda_array_interface__ = {
-            "data": (host.data_ptr(), False),
-            "shape": (host.numel() * host.element_size() // word,),
-            "typestr": _WORDS[word],
-            "version": 3,
-        }
-
-
-def seen_by(device: torch.device, host: Tensor) -> Tensor:
-    """A contiguous pinned tensor as a flat tensor of words on the GPU. It must not outlive `host`."""
-    if device.type == "cpu":  # for Triton's interpreter
-        return as_words(host.reshape(-1))
-    return torch.as_tensor(_Pinned(host), device=device)
 
 
 def copy(source: Tensor, target: Tensor) -> None:

@@ -28,12 +28,13 @@ from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.windows import TILES, constant_in_tf32, keeps_channels_last
 from msplit.engines.cuda.kernels.host_tables import HostTables
+from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
 from msplit.engines.cuda.passes.pattern import takes_rows
 from msplit.engines.cuda.passes.precision.round_results import Rounding, takes_tf32
 from msplit.errors import EngineError
-from msplit.opset.traits import CONV2D, GATHERS
+from msplit.opset.traits import CONV2D, GATHERS, SPARSE_SEGMENTS, on_values, ops_with
 from msplit.progress import done, phase
 from msplit.shapes.registry import MAX_RANK, SHAPE_FUNCTIONS, Shape
 from msplit.shapes.registry import Node as ShapeNode
@@ -421,9 +422,43 @@ def lookup_tables(graph: OpGraph) -> list[Key]:
     return sorted(once.values())
 
 
+def row_variables(graph: OpGraph) -> dict[str, str]:
+    """Variables of which rows are looked up or changed, and for each why it has to lie on the device; "" where it need not."""
+    names = {key: name for name, key in graph.state.items()}
+    found, wrong = dict[str, None](), dict[str, str]()
+    for op in graph.ops.values():
+        rows = _slots_of_rows(graph, op)
+        for slot, key in enumerate(op.inputs):
+            if (name := names.get(key)) is not None and slot in rows:
+                found[name] = None
+            elif name is not None and not (op.op in table() and table()[op.op].shape_only):
+                said = f"{op.name} ({op.op})" if op.op != "_Copy" else "what wants its old values"
+                wrong.setdefault(name, f"{said} takes all of it in each step")
+        changed = [names.get(op.inputs[slot]) for slot in mutated(op)]
+        names |= {(op.node, port): name for port, name in enumerate(changed) if name is not None}
+    wrong |= {names[key]: "it is an output" for key in graph.fetches.values() if key in names}
+    arrays = {name: graph.initial[name] for name in found if graph.initial[name].size}
+    wrong |= {name: f"it is {array.dtype}" for name, array in arrays.items() if array.dtype.name not in _HOSTED}
+    return {name: wrong.get(name, "") for name in arrays}
+
+
+def _slots_of_rows(graph: OpGraph, op: Op) -> tuple[int, ...]:
+    """Inputs of which an op takes rows, or changes them."""
+    if op.op in _CHANGES_ROWS:
+        return mutated(op)
+    takes = op.op in _SUMS_ROWS or (op.op in GATHERS and takes_rows(op, graph.constants.get))
+    return (0,) if takes else ()
+
+
+_CHANGES_ROWS = ROW_OPTIMIZERS.keys() | set(map(on_values, ops_with("changes rows")))
+_SUMS_ROWS = {f"{op}{ending}" for op in SPARSE_SEGMENTS for ending in ("", "WithNumSegments")}
+_HOSTED = ("float32", "float64")
+"""Types of variables whose rows the optimizers' kernel changes, without atomic operations."""
+
+
 def variables_of(graph: OpGraph) -> program.State:
     """Facts that a graph gives about its variables."""
-    return program.State(graph.state, graph.final, graph.stacks, tuple(graph.contiguous), graph.initial)
+    return program.State(graph.state, graph.final, graph.stacks, tuple(graph.contiguous), graph.initial, graph.hosted)
 
 
 def _extent(tensor: torch.Tensor) -> int:

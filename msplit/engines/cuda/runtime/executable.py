@@ -539,6 +539,7 @@ class CudaExecutable(Executable):
             if not self._lent:
                 give_back(self._streams)
             self._streams = []
+            self.state.close()
 
     def _free_graphs(self) -> None:
         for graph in self._graphs.values():

@@ -333,6 +333,7 @@ def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, An
         "peak_bytes_one_stream": arrange(program, one).peak_bytes,
         "weight_bytes": sum(memory.values()),
         **({"state_bytes": program.state.bytes} if program.state.keys else {}),
+        **({"host_state_bytes": program.state.host_bytes} if program.state.hosted else {}),
     }
 
 
@@ -447,6 +448,10 @@ class SimulatedExecutable(Executable):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Gives variables other values."""
         self.state.load(state)
+
+    def close(self) -> None:
+        """Frees what the host's memory has of variables."""
+        self.state.close()
 
 
 def _own(name: str, value: Any) -> torch.Tensor:

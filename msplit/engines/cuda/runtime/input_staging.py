@@ -16,8 +16,9 @@ from msplit.engines.base import Feeds, is_array, is_tensor, not_an_array, refuse
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of, to_numpy
 from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.ir.program import seen_by
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.kernels.memory import Gather, copy, seen_by
+from msplit.engines.cuda.kernels.memory import Gather, copy
 from msplit.engines.cuda.runtime.memcpy import AsyncCopy, HostMemory, Memcpy, Tell
 from msplit.engines.environment import native_threads
 from msplit.errors import EngineError

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.device.device import Device, check, holding, runtime
-from msplit.engines.cuda.kernels.launch import cores
+from msplit.engines.cuda.device.device import Device, check, cores, holding, runtime
 from msplit.engines.environment import THREADS, THREADS_BYTES, native_threads
 
 CAN_POLL = platform.machine() in ("x86_64", "AMD64")

@@ -9,6 +9,7 @@ import torch
 
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.program import State, StateMemory
 from msplit.engines.cuda.kernels import optimizers as kernel
 from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS
 
@@ -30,8 +31,11 @@ COUNTS = {
 """How many numbers each takes."""
 
 
-def check_updates(device: str, repeat: int = 1, most: int = kernel.MOST_COMPARED) -> None:
-    """Every optimizer on tables of several shapes, ids that come often and ids that there are no rows of, `repeat` times in a row."""
+def check_updates(
+    device: str, repeat: int = 1, most: int = kernel.MOST_COMPARED, *, hosted: frozenset[int] = frozenset()
+) -> None:
+    """Every optimizer on tables of several shapes, ids that come often and ids that there are no rows of, `repeat` times in a row. Tables
+    of these numbers lie in the host's memory, their slots in turn."""
     known = {op: option for op, (option, _) in kernel.ROW_OPTIONS.items()}
     assert known.keys() == COUNTS.keys()
     cases = [(op, on, torch.float32) for op, option in known.items() for on in ((False, True) if option else (False,))]
@@ -48,6 +52,7 @@ def check_updates(device: str, repeat: int = 1, most: int = kernel.MOST_COMPARED
             repeat,
             summed=summed,
             power=-0.3 if on is None else -0.5,
+            hosted=hosted,
         )
     kernel.MOST_COMPARED = most
     for combiner in ("sum", "mean", "sqrtn"):
@@ -62,7 +67,7 @@ def option_of(op: str) -> str:
     return kernel.ROW_OPTIONS[op][0]
 
 
-def _check(op, options, dtype, index, device, repeat, *, summed, power=-0.5) -> None:
+def _check(op, options, dtype, index, device, repeat, *, summed, power=-0.5, hosted=frozenset()) -> None:
     draw = torch.Generator().manual_seed(0)
     state = [
         [torch.rand(shape, generator=draw, dtype=dtype) + (slot > 0) for shape in SHAPES]
@@ -81,7 +86,13 @@ def _check(op, options, dtype, index, device, repeat, *, summed, power=-0.5) -> 
     if "Ftrl" in op:
         numbers[-1] = torch.tensor(power, dtype=dtype)
     attrs = {**options, "op": op, "count": len(SHAPES), "summed": summed}
-    there = [[one.clone().to(device) for one in slot] for slot in state]
+    arrays = {
+        f"{slot} {table}": one.numpy().copy() for slot, every in enumerate(state) for table, one in enumerate(every)
+    }
+    keys = {name: (number, 0) for number, name in enumerate(arrays)}
+    with_host = frozenset(f"{slot} {(table + slot) % len(SHAPES)}" for slot in range(len(state)) for table in hosted)
+    memory = StateMemory(State(keys, keys, initial=arrays, hosted=with_host), torch.device(device))
+    there = [[memory.tensors[f"{slot} {table}"] for table in range(len(SHAPES))] for slot in range(len(state))]
     sent = [tuple(one.to(device) for one in each) for each in given]
     kernel.update_rows(op, attrs, there, [one.to(device) for one in numbers], sent, summed=summed)
     flat = [one for slot in state for one in slot]
@@ -89,8 +100,10 @@ def _check(op, options, dtype, index, device, repeat, *, summed, power=-0.5) -> 
         Node("node", "_ApplyRows", attrs), *flat, *numbers, *itertools.chain(*zip(*given, strict=True))
     )
     narrow = 2e-6 * repeat if dtype == torch.float32 else 1e-13 * repeat
-    for found, right in zip((one for slot in there for one in slot), flat, strict=True):
-        torch.testing.assert_close(found.cpu(), right, rtol=narrow, atol=narrow, equal_nan=True)
+    assert len(memory.hosted) == len(with_host)
+    saved = memory.save()
+    for name, right in zip(arrays, flat, strict=True):
+        torch.testing.assert_close(torch.from_numpy(saved[name]), right, rtol=narrow, atol=narrow, equal_nan=True)
 
 
 def check_segments(device: str, repeat: int = 1) -> None:

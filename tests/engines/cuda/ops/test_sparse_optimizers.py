@@ -167,6 +167,7 @@ from msplit.engines.cuda.kernels import optimizers as kernel
 
 kernel._CHUNK, kernel._LARGEST_BLOCK = 4, 4
 check_updates("cpu")
+check_updates("cpu", hosted=frozenset([0, 2]))
 check_distinct("cpu")
 check_segments("cpu")
 """

@@ -26,8 +26,7 @@ from typing import Any
 
 import torch
 
-from msplit.engines.cuda.device.device import Device, product_switches
-from msplit.engines.cuda.kernels.launch import cores
+from msplit.engines.cuda.device.device import Device, cores, product_switches
 from msplit.engines.cuda.kernels.toolchain import ASSEMBLER, can_compile, fixed_assembler, keeps, kept
 
 LIMIT = "MSPLIT_COMPILE_PROCESSES"
