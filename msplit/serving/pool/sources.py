@@ -351,6 +351,7 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
         urgencies=found.urgencies(),
         streams=max(bucket.streams for bucket in buckets.values()),
         rewind=found.rewind,
+        lookups=found.lookups(restored.values()),
     )
 
 

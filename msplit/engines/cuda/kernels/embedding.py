@@ -165,7 +165,7 @@ class Tables:
 
     Attributes:
         work: Per program its column and its first row, int32: programs of the first tile, then of the second, then of plain columns.
-        plain: Per plain column 24 numbers.
+        plain: Per plain column 32 numbers.
         segments: Per summed column 12 numbers.
         terms: Per term of those 24 numbers.
         boundaries: Of all buckets, float32.
@@ -250,7 +250,7 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
 
     return Tables(
         torch.from_numpy(np.concatenate([*work, *blocks])).to(device),
-        numbers(rows, 24),
+        numbers(rows, 32),
         numbers(segments, 12),
         numbers(maker.terms, 24),
         torch.from_numpy(np.asarray([*maker.edges, 0.0], np.float32)).to(device),
@@ -363,7 +363,7 @@ class _Maker:
         self.edges: list[float] = []
         self.starts: dict[tuple[float, ...], int] = {}
         self.caches: dict[int, RowCache] = {}
-        self._notes: dict[int, tuple[int, int]] = {}
+        self._noted = set[int]()
 
     def plain(self, piece: _Piece) -> list[int]:
         """A plain column."""
@@ -377,7 +377,7 @@ class _Maker:
             table += skipped
             term[17] += skipped if term[16] else 0
         where = [self._start(piece), segment.step, segment.rows, piece.width]
-        last = [segment.width, _scale(segment), 0, *term[16:22]]
+        last = [segment.width * self._bytes, _scale(segment), 0, *term[16:], *(0,) * 6]
         return [*where, kind, distance, table, size, stride, term[9], *term[11:16], *last]
 
     def summed(self, piece: _Piece) -> list[int]:
@@ -404,7 +404,8 @@ class _Maker:
         if kind == COPY:
             elements += [stride] if row[2] > 1 else []
             return not any(number % vector for number in elements) and distance % (vector * self._bytes) == 0
-        return not any(number % vector for number in (*elements, row[15])) and table % (vector * self._bytes) == 0
+        at_once = vector * self._bytes
+        return not any(number % vector for number in elements) and not (row[15] % at_once or table % at_once)
 
     def _start(self, piece: _Piece) -> int:
         return self._begin[piece.segment.output] + piece.segment.start + piece.left
@@ -414,15 +415,17 @@ class _Maker:
         table = self._inputs[max(term.table, 0)]
         place = Device.of(table.device).owned(HostTables).find(table) if term.table >= 0 else None
         if place is None or term.weighted:
-            return [0] * 6
+            return [0] * 8
         cache = place.cache
         self.caches[id(cache)] = cache
-        # Pieces of a row, and columns that are read twice, note the same.
-        if id(term) not in self._notes:
+        places, notes = cache.slot_of.data_ptr() + 4 * place.first, [0, 0]
+        # Of pieces of a row, and of columns that are read twice, one counts and notes what is looked up.
+        if id(term) not in self._noted:
+            self._noted.add(id(term))
             begin, count = cache.region(segment.rows * term.count, self._lookups)
-            self._notes[id(term)] = cache.notes.data_ptr() + 4 * begin, count
-        places = cache.slot_of.data_ptr() + 4 * place.first
-        return [places, cache.rows.data_ptr(), cache.recent.data_ptr(), place.first, *self._notes[id(term)]]
+            notes = [cache.notes.data_ptr() + 4 * begin, count]
+        tally = cache.tally.data_ptr()
+        return [places, cache.rows.data_ptr(), cache.recent.data_ptr(), place.first, *notes, tally, 0]
 
     def _term(self, segment: Segment, term: Term) -> list[int]:
         width = segment.width
@@ -451,7 +454,6 @@ class _Maker:
             term.valid_from,
             other,
             *self._cached(segment, term),
-            *(0, 0),
         ]
 
 

@@ -111,7 +111,7 @@ def _term(segment: Segment, term: Term, inputs: tuple[Tensor, ...]) -> tuple[Ten
     table = inputs[term.table].reshape(-1, segment.width)
     ids = ids if valid is None else ids.where(valid, 0)
     rows, place = take(table, ids), Device.of(table.device).owned(HostTables).find(table)
-    rows = rows if place is None else place.taken(ids, rows)
+    rows = rows if place is None else place.taken(ids, rows, valid)
     if valid is not None:
         rows = or_zeros(valid.unsqueeze(-1), rows)
     return rows[:, 0] if term.count == 1 else rows.sum(1, dtype=rows.dtype), valid

@@ -19,12 +19,15 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _in_cache(entry, index, place, read, address, pitch, BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _in_cache(entry, index, place, read, address, pitch):  # type: ignore[no-untyped-def]
     """Addresses of rows: those in a cache where they are there. It tells the cache which rows were read, and which it does not have.
 
-    `entry` is six numbers: addresses of the places of the table's rows, of the cache's rows and of their ages; the number that the table's
-    first row has for the cache; the address of the notes, and how many rows are noted. They are 0 for tables that have no cache.
+    `entry` is eight numbers: addresses of the places of the table's rows, of the cache's rows and of their ages; the number that the
+    table's first row has for the cache; the address of the notes, or 0 where another column notes the same, and how many rows are noted;
+    the address of the tallies; and 0. They are 0 for tables that have no cache. `pitch` is bytes from row to row.
+
+    The second result is what each of the rows adds to a tally.
     """
     places = tl.load(entry)
     kept = read & (places != 0)
@@ -34,7 +37,16 @@ def _in_cache(entry, index, place, read, address, pitch, BYTES: tl.constexpr):  
     notes = tl.load(entry + 4)
     noted = tl.where(hit, -1, tl.load(entry + 3) + index).to(tl.int32)
     tl.store((notes + place * 4).to(tl.pointer_type(tl.int32)), noted, mask=kept & (place < tl.load(entry + 5)))
-    return tl.where(hit, tl.load(entry + 1) + slot * pitch * BYTES, address)
+    seen = tl.where(kept & (notes != 0), tl.where(hit, 1, 1 << 32), 0).to(tl.int64)
+    return tl.where(hit, tl.load(entry + 1) + slot * pitch, address), seen
+
+
+@triton.jit
+def _count(entry, seen, lane):  # type: ignore[no-untyped-def]
+    """Adds what rows of a program have come to, for each of its lanes, to one of the tallies (there are 1024)."""
+    cell = (tl.program_id(0) + lane) & 1023
+    tally = (tl.load(entry + 6) + cell * 8).to(tl.pointer_type(tl.int64))
+    tl.atomic_add(tally, seen, mask=seen != 0, sem="relaxed")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -56,7 +68,7 @@ def _plain(  # type: ignore[no-untyped-def]
     CACHED: tl.constexpr,
 ):
     # (Triton's interpreter can not mask by what is loaded as a scalar.)
-    column = plain + (tl.load(work).to(tl.int64) * 24 + tl.zeros([1], tl.int64))
+    column = plain + (tl.load(work).to(tl.int64) * 32 + tl.zeros([1], tl.int64))
     first_row = tl.load(work + 1)
     start = tl.load(column)
     step = tl.load(column + 1)
@@ -90,10 +102,10 @@ def _plain(  # type: ignore[no-untyped-def]
         index = tl.where(kind == 2, long, index)
     index = tl.minimum(tl.maximum(index, low), high) + offset
     known = (index >= valid_from) & (index >= 0) & (index < size)
-    address = tl.where(kind == 0, base + row * stride * BYTES, table + index * pitch * BYTES)
+    address = tl.where(kind == 0, base + row * stride * BYTES, table + index * pitch)
     read = here & (known | (kind == 0))
     if CACHED:
-        address = _in_cache(column + 18, index, row, read, address, pitch, BYTES)
+        address, seen = _in_cache(column + 18, index, row, read, address, pitch)
     side = tl.arange(0, VECTOR)
     place = (address + left * BYTES).to(tl.pointer_type(ELEMENT))[:, None] + side[None, :]
     target = (out + start + row * step + left)[:, None] + side[None, :]
@@ -109,6 +121,8 @@ def _plain(  # type: ignore[no-untyped-def]
         scale = tl.load(column + 16).to(tl.float64, bitcast=True).to(SUM)
         values = (values.to(SUM) * scale[:, None]).to(ELEMENT)
     tl.store(target, values.to(out.dtype.element_ty), mask=tl.broadcast_to(here[:, None], (BLOCK // VECTOR, VECTOR)))
+    if CACHED:  # behind what others wait for; several lanes have a row, of which one counts
+        _count(column + 18, tl.zeros([1], tl.int64) + tl.sum(tl.where(left == 0, seen, 0), 0), 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -154,6 +168,7 @@ def _summed(  # type: ignore[no-untyped-def]
     column = tl.arange(0, WIDTH)
     total = tl.zeros([ROWS, WIDTH], SUM)
     counted = tl.zeros([ROWS], tl.float32)
+    seen = tl.zeros([ROWS, IDS], tl.int64)
     for begin in range(0, term_count * most, IDS):
         slot = begin + tl.arange(0, IDS)[None, :]
         number = slot // most
@@ -216,9 +231,14 @@ def _summed(  # type: ignore[no-untyped-def]
         counted += tl.sum(valid.to(tl.float32), 1)
         copied = kind == 0
         read = valid & (copied | ((index >= 0) & (index < size)))
-        address = tl.where(copied, base + place * BYTES, table + index * pitch * BYTES)
+        bytes_of_row = pitch * BYTES + tl.zeros([1, IDS], tl.int64)
+        address = tl.where(copied, base + place * BYTES, table + index * bytes_of_row)
         if CACHED:
-            address = _in_cache(term + 16, index, row[:, None] * count + nth, read, address, pitch, BYTES)
+            address, new = _in_cache(term + 16, index, row[:, None] * count + nth, read, address, bytes_of_row)
+            if SINGLE:
+                seen += new
+            else:
+                _count(term + 16, tl.sum(new, 0)[None, :], tl.arange(0, IDS)[None, :])
         address += skipped * BYTES
         rows_of_table = address.to(tl.pointer_type(ELEMENT))[:, :, None] + column[None, None, :]
         values = tl.load(rows_of_table, mask=read[:, :, None] & (column < width)[None, None, :], other=0)
@@ -238,6 +258,9 @@ def _summed(  # type: ignore[no-untyped-def]
         total = total.to(ELEMENT).to(SUM) * scale
     target = out + start + (row * step)[:, None] + column[None, :]
     tl.store(target, total.to(ELEMENT).to(out.dtype.element_ty), mask=here[:, None] & (column < width)[None, :])
+    if CACHED and SINGLE:
+        entry = terms + (first_term * 24 + 16 + tl.zeros([1], tl.int64))
+        _count(entry, tl.zeros([1], tl.int64) + tl.sum(tl.sum(seen, 1), 0), 0)
 
 
 @triton.jit(do_not_specialize=["first_programs", "second_programs"])  # type: ignore[untyped-decorator]
