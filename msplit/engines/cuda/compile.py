@@ -46,6 +46,7 @@ from msplit.engines.cuda.passes.tracing import list_choices, lookup_tables, trac
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.engines.cuda.runtime.host_stage import HostOptions
+from msplit.engines.table_rows import TableOptions
 from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
@@ -362,8 +363,8 @@ def optimize(
     return _rewritten(graph, part, context)
 
 
-def _table_memory(graph: OpGraph, device: torch.device, given: int | None) -> int | None:
-    """Bytes of a GPU for lookup tables: those that were given, or what there is for tables that do not fit; None where they do.
+def _table_memory(graph: OpGraph, device: torch.device, given: TableOptions | None) -> TableOptions | None:
+    """Memory of a GPU for lookup tables: those that were given, or what there is for tables that do not fit; None where they do.
 
     Raises:
         EngineError: Some were given, and the tables are trained.
@@ -375,7 +376,7 @@ def _table_memory(graph: OpGraph, device: torch.device, given: int | None) -> in
     tables = sum(graph.constants[key].nbytes for key in lookup_tables(graph))
     if given is not None or free is None or tables <= _MOST_OF_FREE * free:
         return given
-    return int(_FOR_TABLES * free)
+    return TableOptions(int(_FOR_TABLES * free))
 
 
 def _sharing(

@@ -15,6 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from msplit._version import __version__
+from msplit.engines.table_rows import LOOKUPS
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.scheduler import Stats
 from msplit.serving.pool.steps import OF_PROCESSES
@@ -42,16 +43,15 @@ _SO_FAR = {
     "steps": "Steps that ran.",
 }
 _TABLES = {
-    "host_table_bytes": "Memory of the host that lookup tables take which are not on the GPU.",
-    "table_cache_bytes": "Memory of the GPU for a cache of their rows.",
-    "table_hit_rate": "Share of the rows looked up in them that the cache had.",
-}
-_LOOKUPS = {
     "table_rows_looked_up": "Rows that steps looked up in tables of the host's memory.",
     "table_rows_found": "Rows looked up that the cache on the GPU had.",
     "table_rows_admitted": "Rows that came into the cache.",
     "table_bus_bytes": "Bytes of rows that came over the bus, for a lookup or into the cache.",
+    "table_cache_bytes": "Memory of the GPU for a cache of their rows.",
+    "host_table_bytes": "Memory of the host that lookup tables take which are not on the GPU.",
+    "table_hit_rate": "Share of the rows looked up in them that the cache had.",
 }
+_COUNTERS = {*_SO_FAR, *LOOKUPS[:4]}
 
 Counts = dict[tuple[str, str, str, str], list[float]]
 """Counts of requests, by model, version, protocol and status: how many, their seconds, and how many in each bucket of `_BUCKETS` and
@@ -179,16 +179,10 @@ class Metrics:
             for values, pool in pools
         ]
         hosted = [one for one in stats if one[1].host_table_bytes]
-        gauge, counter = core.GaugeMetricFamily, core.CounterMetricFamily
-        for families, kind, several in (
-            (_NOW, gauge, stats),
-            (_SO_FAR, counter, stats),
-            (_TABLES, gauge, hosted),
-            (_LOOKUPS, counter, hosted),
-        ):
-            for name, said in families.items() if several else ():
-                family = kind(f"msplit_pool_{name}", said, labels=labels)
-                for values, counts in several:
-                    value = getattr(counts, name)
-                    family.add_metric(values, math.nan if value is None else value)
-                yield family
+        for name, said in (_NOW | _SO_FAR | (_TABLES if hosted else {})).items():
+            kind = core.CounterMetricFamily if name in _COUNTERS else core.GaugeMetricFamily
+            family = kind(f"msplit_pool_{name}", said, labels=labels)
+            for values, counts in hosted if name in _TABLES else stats:
+                value = getattr(counts, name)
+                family.add_metric(values, math.nan if value is None else value)
+            yield family

@@ -25,6 +25,7 @@ from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import power_of_two
+from msplit.errors import EngineError
 
 COMBINERS = ("sum", "mean", "sqrtn")
 LOWEST, HIGHEST = -(2**62), 2**62
@@ -267,6 +268,7 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
             "WEIGHTED": any(term.weighted for term in terms),
             "SCALED": any(segment.scale is not None for segment in spec.segments),
             "CACHED": bool(maker.caches),
+            "PACKED": maker.packs,
         },
         tuple(maker.caches.values()),
     )
@@ -345,6 +347,7 @@ class _Maker:
         edges: All boundaries.
         starts: Where those of a term begin.
         caches: Those of tables in the host's memory.
+        packs: True if rows of any are packed.
     """
 
     def __init__(
@@ -364,6 +367,7 @@ class _Maker:
         self.starts: dict[tuple[float, ...], int] = {}
         self.caches: dict[int, RowCache] = {}
         self._noted = set[int]()
+        self.packs = False
 
     def plain(self, piece: _Piece) -> list[int]:
         """A plain column."""
@@ -371,13 +375,17 @@ class _Maker:
         term = self._term(segment, segment.terms[0])
         kind, distance, table, size, stride = term[:5]
         skipped = piece.left * self._bytes
+        row, scale = segment.width * self._bytes, term[23]
         if kind == COPY:
             distance += skipped
         else:
+            if scale:
+                row, skipped = scale + 4, piece.left
+                term[23] -= piece.left
             table += skipped
             term[17] += skipped if term[16] else 0
         where = [self._start(piece), segment.step, segment.rows, piece.width]
-        last = [segment.width * self._bytes, _scale(segment), 0, *term[16:], *(0,) * 6]
+        last = [row, _scale(segment), 0, *term[16:], *(0,) * 6]
         return [*where, kind, distance, table, size, stride, term[9], *term[11:16], *last]
 
     def summed(self, piece: _Piece) -> list[int]:
@@ -417,6 +425,8 @@ class _Maker:
         if place is None or term.weighted:
             return [0] * 8
         cache = place.cache
+        if place.packed and segment.width > cache.row_bytes - 4:
+            raise EngineError("a table has narrower rows than are read", fix="build it anew, with --force")
         self.caches[id(cache)] = cache
         places, notes = cache.slot_of.data_ptr() + 4 * place.first, [0, 0]
         # Of pieces of a row, and of columns that are read twice, one counts and notes what is looked up.
@@ -425,14 +435,16 @@ class _Maker:
             begin, count = cache.region(segment.rows * term.count, self._lookups)
             notes = [cache.notes.data_ptr() + 4 * begin, count]
         tally = cache.tally.data_ptr()
-        return [places, cache.rows.data_ptr(), cache.recent.data_ptr(), place.first, *notes, tally, 0]
+        self.packs |= place.packed
+        scale = cache.row_bytes - 4 if place.packed else 0
+        return [places, cache.rows.data_ptr(), cache.recent.data_ptr(), place.first, *notes, tally, scale]
 
     def _term(self, segment: Segment, term: Term) -> list[int]:
         width = segment.width
         source = self._inputs[term.source]
         other, distance = self._places[term.source]
         table = self._inputs[term.table] if term.table >= 0 else None
-        edges = term.boundaries
+        edges, cached = term.boundaries, self._cached(segment, term)
         if edges is not None and edges not in self.starts:
             self.starts[edges] = len(self.edges)
             self.edges.extend(edges)
@@ -440,7 +452,7 @@ class _Maker:
             COPY if table is None else WEIGHT if term.weighted else KINDS[source.dtype],
             distance + term.first * source.element_size(),
             0 if table is None else table.data_ptr(),
-            0 if table is None else table.numel() // max(width, 1),
+            0 if table is None else table.numel() // max(width, 1) if not cached[-1] else len(table),
             term.step,
             term.count,
             0 if edges is None else self.starts[edges],
@@ -453,7 +465,7 @@ class _Maker:
             term.offset,
             term.valid_from,
             other,
-            *self._cached(segment, term),
+            *cached,
         ]
 
 

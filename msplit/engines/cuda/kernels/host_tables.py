@@ -19,7 +19,7 @@ import ctypes
 import mmap
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,15 @@ from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.launch import Code, can_launch, cores, is_precompiling, launch
 from msplit.engines.cuda.kernels.memory import seen_by
 from msplit.engines.cuda.kernels.tiles import power_of_two
-from msplit.engines.table_rows import LOOKUPS, LookupCounts, no_lookups
+from msplit.engines.table_rows import (
+    LOOKUPS,
+    LookupCounts,
+    divided,
+    is_rounded,
+    no_lookups,
+    packed,
+    words_of,
+)
 from msplit.errors import EngineError
 
 NEW, MOST_ROWS = 2, 1 << 30
@@ -74,11 +82,18 @@ class CachedTable:
         cache: The rows of this table and of others.
         first: Number of its first row among those.
         host: The table in the host's memory.
+        packed: True if its rows are words as `engines.table_rows` has them: int8 with a scale.
     """
 
     cache: RowCache
     first: int
     host: NDArray[Any]
+    packed: bool = False
+
+    def unpacked(self, rows: Tensor, width: int) -> Tensor:
+        """Rows of so many elements, as they were before they were packed."""
+        numbers = rows.contiguous().view(torch.int8)[..., :width]
+        return numbers.float() * rows[..., -1:].contiguous().view(torch.float32)
 
     def taken(self, ids: Tensor, rows: Tensor, valid: Tensor | None = None) -> Tensor:
         """Rows that were read from the host, with those of the cache in their place: the lookup where no kernel does it.
@@ -294,29 +309,34 @@ class HostTables:
         """True if any of them lies in the host's memory."""
         return bool(self._places) and any(self.find(one) is not None for one in tensors.values())
 
-    def place(self, arrays: Sequence[NDArray[Any]], memory: int) -> list[Tensor | None]:
+    def place(
+        self, arrays: Sequence[NDArray[Any]], memory: int | tuple[int, bool], alone: Collection[int] = ()
+    ) -> list[Tensor | None]:
         """Tables as the device sees them, with caches for what takes more memory than there is for them; None for each of those that
         stay on the device.
 
         Args:
             arrays: Tables, whose rows are along the first axis.
-            memory: Bytes of the device for all of them.
+            memory: Bytes of the device for all of them, and whether rows that were rounded are packed.
+            alone: Numbers of those that nothing reads but what can read rows that are packed.
 
         Raises:
             EngineError: The memory is too small.
         """
+        memory, packs = (memory, False) if isinstance(memory, int) else memory
         hosted, left = divided([*map(_size, arrays)], memory)
         found: list[Tensor | None] = [None] * len(arrays)
-        groups: dict[tuple[str, int], list[int]] = {}
+        groups: dict[tuple[str, int, bool], list[int]] = {}
         for number in hosted:
             array = arrays[number]
-            groups.setdefault((array.dtype.name, array[:1].size), []).append(number)
+            pack = packs and number in alone and is_rounded(array)
+            groups.setdefault((array.dtype.name, array[:1].size, pack), []).append(number)
         total = sum(_size(arrays[number]) for number in hosted)
-        for (_, width), numbers in groups.items():
+        for (_, width, pack), numbers in groups.items():
             own = [arrays[number] for number in numbers]
             rows = sum(map(len, own))
             share = left * sum(map(_size, own)) // total
-            each = width * own[0].dtype.itemsize + _OF_PLACE
+            each = (4 * words_of(width) if pack else width * own[0].dtype.itemsize) + _OF_PLACE
             beside = 4 * rows + 4 * notes_of(self._device) + 8 * _TALLIES
             capacity = min((share - beside) // each, rows)
             if capacity < min(_LEAST_ROWS, rows) or rows > MOST_ROWS:
@@ -327,18 +347,18 @@ class HostTables:
                     f"{4 * rows / 1e9:.3g} GB of the GPU",
                     fix=f"give at least {enough / 1e9:.3g} GB (--table-memory; in Python table_memory)",
                 )
-            for number, tensor in zip(numbers, self.cached(own, capacity), strict=True):
+            for number, tensor in zip(numbers, self.cached(own, capacity, pack), strict=True):
                 found[number] = tensor
         return found
 
-    def cached(self, arrays: Sequence[NDArray[Any]], capacity: int) -> list[Tensor]:
+    def cached(self, arrays: Sequence[NDArray[Any]], capacity: int, pack: bool = False) -> list[Tensor]:
         """Tables of one width and type, with a cache for so many of their rows: those that were made of these arrays before, while
-        somebody holds them, or new ones."""
-        key = (capacity, *map(id, arrays))
+        somebody holds them, or new ones. With `pack` rows are packed, those of integers are already."""
+        key = (capacity, pack, *map(id, arrays))
         made = [reference() for reference in self._made.get(key, ())]
         if made and all(one is not None for one in made):
             return [one for one in made if one is not None]
-        memories = [*map(_copied, arrays)]
+        memories = [packed(array) if pack and array.dtype == np.float32 else _copied(array) for array in arrays]
         tables = [_mapped(memory, self._device) for memory in memories]
         with self._device.entered():
             cache = RowCache(self._device, [table.detach().view(len(table), -1) for table in tables], capacity)
@@ -346,7 +366,7 @@ class HostTables:
             if self._own is None and self._device.is_gpu:
                 self._own = new_stream(self._device.place)
             for table, first, memory in zip(tables, cache.firsts, memories, strict=True):
-                self._places[table.data_ptr()] = CachedTable(cache, first, memory)
+                self._places[table.data_ptr()] = CachedTable(cache, first, memory, pack)
                 weakref.finalize(table, self._drop, table.data_ptr()).atexit = False
             self._steps = 0  # the new cache is empty
             self._made[key] = [weakref.ref(table) for table in tables]
@@ -452,20 +472,6 @@ class HostTables:
         looked_up = found["table_rows_looked_up"]
         rate = found["table_rows_found"] / looked_up if looked_up else None
         return {**found, "table_cache_rows": sum(cache.capacity for cache in caches), "table_hit_rate": rate}
-
-
-def divided(sizes: Sequence[int], memory: int) -> tuple[list[int], int]:
-    """Numbers of the tables that go to the host, and the bytes that the others leave of a memory. Small ones stay on the device: they
-    take up to half of it."""
-    if sum(sizes) <= memory:
-        return [], memory - sum(sizes)
-    left, hosted = memory, list[int]()
-    for number in sorted(range(len(sizes)), key=lambda one: sizes[one]):
-        if not hosted and memory - left + sizes[number] <= memory // 2:
-            left -= sizes[number]
-        else:
-            hosted.append(number)
-    return sorted(hosted), left
 
 
 def _size(array: NDArray[Any]) -> int:

@@ -2,15 +2,15 @@
 
 One launch, in which programs do one of three things, told apart by their number:
 
-* of *plain* columns, one row of a table or of a tensor per row, some hundred elements each, whatever the column's width is: no lane
-  is lost to a width that is no power of two, and where everything lies at multiples of 16 bytes so much moves at once;
-* of columns that *sum*, or that find their ids by bisection or modulo, a tile of rows, of ids per row and of columns. All ids of a
-  tile are loaded at once and then all their rows: such a column takes the latency of one chain of four or five loads, where a loop over
-  the ids would take as many chains. Columns of two shapes can have tiles of two shapes.
+* of *plain* columns, one row of a table or of a tensor per row, some hundred elements each, whatever the column's width is: no lane is
+  lost to a width that is no power of two, and where everything lies at multiples of 16 bytes so much moves at once;
+* of columns that *sum*, or that find their ids by bisection or modulo, a tile of rows, of ids per row and of columns. All ids of a tile
+  are loaded at once and then all their rows: such a column takes the latency of one chain of four or five loads, where a loop over the ids
+  would take as many chains. Columns of two shapes can have tiles of two shapes.
 
-All that differs from column to column comes from tables in device memory (`embedding` makes them), so that one compiled kernel
-serves any mixture of columns. Lookup tables are found by their addresses; ids and copied rows lie in at most two blocks of memory, and are
-found by their distance from the block's start, which is the same in every run while the block itself need not be.
+All that differs from column to column comes from tables in device memory (`embedding` makes them): one compiled kernel serves any mixture.
+Lookup tables are found by their addresses; ids and copied rows lie in at most two blocks of memory, and are found by their distance from
+the block's start, which is the same in every run while the block itself need not be.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ import triton.language as tl
 def _in_cache(entry, index, place, read, address, pitch):  # type: ignore[no-untyped-def]
     """Addresses of rows: those in a cache where they are there. It tells the cache which rows were read, and which it does not have.
 
-    `entry` is eight numbers: addresses of the places of the table's rows, of the cache's rows and of their ages; the number that the
-    table's first row has for the cache; the address of the notes, or 0 where another column notes the same, and how many rows are noted;
-    the address of the tallies; and 0. They are 0 for tables that have no cache. `pitch` is bytes from row to row.
-
-    The second result is what each of the rows adds to a tally.
+    `entry` is eight numbers, 0 for tables without a cache: addresses of the places of the table's rows, of the cache's rows and of their
+    ages; the number that the table's first row has for the cache; the address of the notes, or 0 where another column notes the same, and
+    how many rows are noted; the address of the tallies; and where in a packed row its scale is. `pitch` is bytes from row to row. The
+    second result is what each row adds to a tally.
     """
     places = tl.load(entry)
     kept = read & (places != 0)
@@ -66,6 +65,7 @@ def _plain(  # type: ignore[no-untyped-def]
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
     CACHED: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     # (Triton's interpreter can not mask by what is loaded as a scalar.)
     column = plain + (tl.load(work).to(tl.int64) * 32 + tl.zeros([1], tl.int64))
@@ -112,7 +112,18 @@ def _plain(  # type: ignore[no-untyped-def]
     if VECTOR > 1:
         place = tl.max_contiguous(tl.multiple_of(place, [1, 16]), [1, VECTOR])
         target = tl.max_contiguous(tl.multiple_of(target, [1, 16 * OUT_BYTES // BYTES]), [1, VECTOR])
-    values = tl.load(place, mask=tl.broadcast_to(read[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
+    if PACKED:
+        scale_at = tl.load(column + 25)
+        packed = read & (scale_at != 0)
+        values = tl.load(place, mask=tl.broadcast_to((read & ~packed)[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
+        numbers = (address + left).to(tl.pointer_type(tl.int8))[:, None] + side[None, :]
+        if VECTOR > 1:
+            numbers = tl.max_contiguous(tl.multiple_of(numbers, [1, VECTOR]), [1, VECTOR])
+        small = tl.load(numbers, mask=tl.broadcast_to(packed[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
+        factor = tl.load((address + scale_at).to(tl.pointer_type(tl.float32)), mask=packed, other=0)
+        values = tl.where(packed[:, None], (small.to(tl.float32) * factor[:, None]).to(ELEMENT), values)
+    else:
+        values = tl.load(place, mask=tl.broadcast_to(read[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
     if WEIGHTED:
         given = (base + row * stride * BYTES).to(tl.pointer_type(ELEMENT))
         weight = tl.load(given, mask=here & (kind == 5), other=1).to(SUM)
@@ -121,7 +132,7 @@ def _plain(  # type: ignore[no-untyped-def]
         scale = tl.load(column + 16).to(tl.float64, bitcast=True).to(SUM)
         values = (values.to(SUM) * scale[:, None]).to(ELEMENT)
     tl.store(target, values.to(out.dtype.element_ty), mask=tl.broadcast_to(here[:, None], (BLOCK // VECTOR, VECTOR)))
-    if CACHED:  # behind what others wait for; several lanes have a row, of which one counts
+    if CACHED:  # behind what others wait for; of several lanes of a row one counts
         _count(column + 18, tl.zeros([1], tl.int64) + tl.sum(tl.where(left == 0, seen, 0), 0), 0)
 
 
@@ -149,6 +160,7 @@ def _summed(  # type: ignore[no-untyped-def]
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
     CACHED: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     segment = segments + tl.load(work).to(tl.int64) * 12
     row = tl.load(work + 1) + tl.arange(0, ROWS)
@@ -196,9 +208,8 @@ def _summed(  # type: ignore[no-untyped-def]
             tl.int64
         )
         if LONG:
-            narrow = tl.load(term + 9)
             long = tl.load((base + place * 8).to(tl.pointer_type(tl.int64)), mask=active & (kind == 2), other=0)
-            long = tl.where(narrow != 0, long.to(tl.int32).to(tl.int64), long)
+            long = tl.where(tl.load(term + 9) != 0, long.to(tl.int32).to(tl.int64), long)
             index = tl.where(kind == 2, long, index)
         if EDGES:
             value = index.to(tl.float32).to(tl.float64)
@@ -232,6 +243,9 @@ def _summed(  # type: ignore[no-untyped-def]
         copied = kind == 0
         read = valid & (copied | ((index >= 0) & (index < size)))
         bytes_of_row = pitch * BYTES + tl.zeros([1, IDS], tl.int64)
+        if PACKED:
+            scale_at = tl.load(term + 23)
+            bytes_of_row = tl.where(scale_at != 0, scale_at + 4, bytes_of_row)
         address = tl.where(copied, base + place * BYTES, table + index * bytes_of_row)
         if CACHED:
             address, new = _in_cache(term + 16, index, row[:, None] * count + nth, read, address, bytes_of_row)
@@ -239,9 +253,17 @@ def _summed(  # type: ignore[no-untyped-def]
                 seen += new
             else:
                 _count(term + 16, tl.sum(new, 0)[None, :], tl.arange(0, IDS)[None, :])
-        address += skipped * BYTES
-        rows_of_table = address.to(tl.pointer_type(ELEMENT))[:, :, None] + column[None, None, :]
-        values = tl.load(rows_of_table, mask=read[:, :, None] & (column < width)[None, None, :], other=0)
+        inside = (column < width)[None, None, :]
+        rows_of_table = (address + skipped * BYTES).to(tl.pointer_type(ELEMENT))[:, :, None] + column[None, None, :]
+        if PACKED:
+            packed = read & (scale_at != 0)
+            numbers = (address + skipped).to(tl.pointer_type(tl.int8))[:, :, None] + column[None, None, :]
+            small = tl.load(numbers, mask=packed[:, :, None] & inside, other=0)
+            factor = tl.load((address + scale_at).to(tl.pointer_type(tl.float32)), mask=packed, other=0)
+            values = tl.load(rows_of_table, mask=(read & ~packed)[:, :, None] & inside, other=0)
+            values = tl.where(packed[:, :, None], (small.to(tl.float32) * factor[:, :, None]).to(ELEMENT), values)
+        else:
+            values = tl.load(rows_of_table, mask=read[:, :, None] & inside, other=0)
         values = values.to(SUM)
         if WEIGHTED:
             given = (base + place * BYTES).to(tl.pointer_type(ELEMENT))
@@ -297,14 +319,15 @@ def fill_columns(  # type: ignore[no-untyped-def]
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
     CACHED: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """See the module and `embedding.Tables`, whose fields the arguments are.
 
     The first programs do tiles of the first shape (ROWS is 0 where there are none), the second ones those of the second, and the rest
-    plain columns (BLOCK is 0 where there are none). ELEMENT, BYTES: of what is read, and summed in the type SUM.
-    OUT_BYTES: of an element of the outputs. LONG, FLOAT, DOUBLE, EDGES, MODULO: whether any ids are int64, any values float32 or float64,
-    and whether any term has boundaries or a modulo.
-    WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number. CACHED: whether any table has a cache.
+    plain columns (BLOCK is 0 where there are none). ELEMENT, BYTES: of what is read, and summed in the type SUM. OUT_BYTES: of an element
+    of the outputs. LONG, FLOAT, DOUBLE, EDGES, MODULO: whether any ids are int64, any values float32 or float64, and whether any term has
+    boundaries or a modulo. WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number. CACHED, PACKED: whether
+    any table has a cache, or rows that are packed.
     """
     program = tl.program_id(0)
     mine = work + program.to(tl.int64) * 2
@@ -312,16 +335,16 @@ def fill_columns(  # type: ignore[no-untyped-def]
         if ROWS > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS, IDS, WIDTH, SINGLE, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED,
+                ROWS, IDS, WIDTH, SINGLE, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED, PACKED,
             )  # fmt: skip
     elif program < first_programs + second_programs:
         if ROWS2 > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS2, IDS2, WIDTH2, SINGLE2, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED,
+                ROWS2, IDS2, WIDTH2, SINGLE2, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED, PACKED,
             )  # fmt: skip
     else:
         if BLOCK > 0:
             _plain(
-                shared, extra, out, mine, plain, BLOCK, VECTOR, ELEMENT, BYTES, OUT_BYTES, SUM, LONG, WEIGHTED, SCALED, CACHED,
+                shared, extra, out, mine, plain, BLOCK, VECTOR, ELEMENT, BYTES, OUT_BYTES, SUM, LONG, WEIGHTED, SCALED, CACHED, PACKED,
             )  # fmt: skip
