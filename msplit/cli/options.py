@@ -365,10 +365,10 @@ class SharedInputs:
 class TableMemory:
     """Tables that do not fit on the GPU."""
 
-    table_memory: float | None = option(
-        type=click.FloatRange(0, min_open=True),
-        metavar="GB",
-        help="cuda: memory of the GPU for lookup tables; larger ones stay in the host's, beside a cache of rows that are read often.",
+    table_memory: str | None = option(
+        metavar="GB[,rows=int8]",
+        help="cuda: memory of the GPU for lookup tables; larger ones stay in the host's, beside a cache of rows that are read often. "
+        "rows=int8: their rows are int8 with a scale, and the error is told.",
     )
 
 

@@ -61,6 +61,8 @@ class OnnxRuntime(Engine):
         """
         if why_not := self.unavailable():
             raise EngineError(why_not, fix="pip install tf2onnx onnxruntime-gpu (onnxruntime where there is no GPU)")
+        if job.state:
+            raise EngineError("ONNX Runtime has the model's own values of variables and tables")
         with phase("converting to ONNX"):
             data = converted(job.flat)
         with phase("opening a session of ONNX Runtime"):

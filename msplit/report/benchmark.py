@@ -204,7 +204,11 @@ def _host_tables(shown: Sequence[VariantResult]) -> str:
         return ""
     cache, tables = size(float(facts["table_cache_bytes"])), size(float(facts["host_table_bytes"]))
     found = percent(float(facts["table_hit_rate"]), 1.0)
-    return f"; tables of {tables} stay in the host's memory: of the rows that were looked up {found} were in a cache of {cache}"
+    bus, rows = size(float(facts["table_bus_bytes"])), count(facts["table_rows_looked_up"])
+    return (
+        f"; tables of {tables} stay in the host's memory: of {rows} rows that were looked up, {found} were in a cache of {cache}, "
+        f"and {bus} came over the bus"
+    )
 
 
 def _lookups(found: Sequence[Hits]) -> Table:

@@ -233,11 +233,13 @@ def chosen_variant(setup: Setup, made: CompiledSetup, label: str | None = None) 
     split = [one for one in made.variants if one.job.options.split]
     if split:  # who asks for several GPUs gets them
         return max(split, key=lambda one: one.job.streams)
-    known = [step for step in made.steps if step.predicted_us is not None]
+    # Rows of int8 are read by the kernel of all columns.
+    fitting = {one.label: one for one in made.variants if one.job.options.mode.groups or not setup.tables.names}
+    known = [step for step in made.steps if step.predicted_us is not None and step.label in fitting]
     if not known:
-        return max(made.variants, key=lambda one: one.job.streams)
+        return max(fitting.values(), default=made.variants[0], key=lambda one: one.job.streams)
     best = min(known, key=lambda step: step.predicted_us or 0.0).label
-    return next(one for one in made.variants if one.label == best)
+    return fitting[best]
 
 
 def beside_float32(setup: Setup, made: CompiledSetup) -> tuple[Variant, ...]:

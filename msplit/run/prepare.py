@@ -127,7 +127,7 @@ def _with_rows(ready: Ready) -> Runner:
         else UserRows({name: dict(shared.entries)[name] for name in shared.inputs}, shared.users)
     )
     ready.runner.rows = RowProof.of(*rows, job.feeds, own)
-    ready.runner.renews = RunnerValues(ready.runner, ready.chosen.engine, job, ready.setup.request)
+    ready.runner.renews = RunnerValues(ready.runner, ready.chosen.engine, job, ready.setup.request, ready.setup.tables)
     return ready.runner
 
 

@@ -25,13 +25,14 @@ from msplit.core.graph import TensorValue
 from msplit.engines.base import Arrays, Engine, Executable, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
+from msplit.engines.table_rows import RoundedTables
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference
-from msplit.engines.variables import variable_names
+from msplit.engines.variables import read_by_rows, table_value, variable_names
 from msplit.errors import Closed, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.lookups import use_of
-from msplit.opset.traits import GATHERS, ops_with, traits, written
+from msplit.opset.traits import written
 from msplit.run.request import RunRequest
 from msplit.run.runner import Runner
 from msplit.run.upgrade import one_at_a_time, quick_switches
@@ -42,23 +43,22 @@ if TYPE_CHECKING:
     from msplit.engines.cuda.engine import Compiled, Renewal, RowRenewal
 
 
-_HANDS_ON = ops_with("hands on weights") | (ops_with("reads weights") & ops_with("reads by handle"))
-
-
 class ModelValues:
     """Values that a model has now, and what others of it are.
 
     Args:
         flat: The model.
         state: Values of variables in place of those that are in its files.
+        tables: Those of them whose rows are rounded, and are to be.
     """
 
-    def __init__(self, flat: FlatGraph, state: Arrays) -> None:
-        self._flat, self._state = flat, dict(state)
+    def __init__(self, flat: FlatGraph, state: Arrays, tables: RoundedTables) -> None:
+        self._tables = tables
+        self._flat, self._state = flat, {name: state[name] for name in tables.names}
         self._stamp = formats.stamp(flat.model)
         self._names = variable_names(flat)
-        needed = flat.graph.ancestors([*(tensor.node for tensor in flat.outputs), *flat.targets])
-        self._needed = {name for node, name in self._names.items() if needed[node]}
+        self._run = flat.graph.ancestors([*(tensor.node for tensor in flat.outputs), *flat.targets])
+        self._needed = {name for node, name in self._names.items() if self._run[node]}
 
     def changed(self, source: NewValues | None, rows: NewRows | None) -> tuple[FlatGraph, dict[str, NDArray[Any]]]:
         """The model with other values, and values of variables in place of those of its files. Nothing is changed here; see `keep`.
@@ -81,13 +81,18 @@ class ModelValues:
             )
         for name, (ids, values) in (rows or {}).items():
             self._refuse_unknown(name)
-            base = _value(flat, state, name)
+            base = table_value(flat, state, name)
             state[name] = _with_rows(name, base, np.asarray(ids), np.asarray(values))
         for name, value in state.items():
+            if value is self._state.get(name):
+                continue
             self._refuse_unknown(name)
             if said := formats.differs(flat.model, name, value):
                 raise EngineError(f"{said} in what it is to be", fix="give values of the same model")
-        return copy.copy(flat), state
+        if flat is not self._flat:
+            state |= {name: table_value(flat, state, name) for name in self._tables.names}
+        changed = {name: value for name, value in state.items() if value is not self._state.get(name)}
+        return copy.copy(flat), state | self._tables.of(changed)
 
     def row_renewal(
         self, job: Job, rows: NewRows, live: Sequence[Any], beside: Callable[[], Executable], request: RunRequest
@@ -106,11 +111,12 @@ class ModelValues:
         """
         flat, found, feeds = self._flat, list[Any](), dict(job.feeds)
         for name, given in rows.items():
-            ids, last = np.unique(np.asarray(given[0])[::-1], return_index=True)
-            table = _table(flat, {node for node, own in self._names.items() if own == name})
-            old = _value(flat, self._state, name)
+            ids = np.unique(np.asarray(given[0]))
+            table = read_by_rows(flat, {node for node, own in self._names.items() if own == name}, self._run)
+            old = table_value(flat, self._state, name)
+            new = job.state[name][ids]
             more = table and CUDA.builds(job.options.first).renewal.rows_of(
-                live, *table, ids.astype(np.int64), old[ids], np.asarray(given[1])[::-1][last]
+                live, *table, ids.astype(np.int64), old[ids], new
             )
             if not table or not more:
                 return None, []
@@ -143,29 +149,6 @@ class ModelValues:
         if name not in self._names.values():
             known = ", ".join(sorted(self._needed)[:10]) or "none"
             raise EngineError(f"the model has no variable {name!r}", fix=f"its variables are: {known}")
-
-
-def _value(flat: FlatGraph, state: Arrays, name: str) -> NDArray[Any]:
-    """Value of a variable: that of a state, or of the model's files."""
-    return state[name] if name in state else formats.variables(flat.model, [name])[name]
-
-
-def _table(flat: FlatGraph, nodes: set[int]) -> tuple[set[int], set[int]] | None:
-    """Nodes that hand a variable on, itself among them, and those that look its rows up; None where anything else reads it."""
-    graph, held, lookups = flat.graph, {*nodes}, set[int]()
-    needed = graph.ancestors([*(tensor.node for tensor in flat.outputs), *flat.targets])
-    waiting = [*nodes]
-    while waiting:
-        node = waiting.pop()
-        for user, slot in graph.uses(node, 0):
-            if graph.ops[user] in GATHERS and slot == traits(graph.ops[user]).table:
-                lookups |= {user} if needed[user] else set()
-            elif graph.ops[user] in _HANDS_ON and user not in held:
-                held.add(user)
-                waiting.append(user)
-            elif needed[user] and user not in held:
-                return None
-    return None if held & {tensor.node for tensor in flat.outputs} or not lookups else (held, lookups)
 
 
 def _look_up(flat: FlatGraph, feeds: dict[str, Any], table: set[str], ids: NDArray[Any]) -> None:
@@ -250,11 +233,12 @@ class RunnerValues:
         engine: What runs it.
         job: What it was made of.
         request: What was asked for.
+        tables: See `ModelValues`.
     """
 
-    def __init__(self, runner: Runner, engine: Engine, job: Job, request: RunRequest) -> None:
+    def __init__(self, runner: Runner, engine: Engine, job: Job, request: RunRequest, tables: RoundedTables) -> None:
         self._runner, self._engine, self._job, self._request = runner, engine, job, request
-        self._values = ModelValues(job.flat, {})
+        self._values = ModelValues(job.flat, job.state, tables)
         self._lock = threading.Lock()
 
     def __call__(self, source: NewValues | None, rows: NewRows | None) -> ValueUpdate:

@@ -15,6 +15,7 @@ from msplit.core.arguments import MAX_STREAMS, Precision, declared, listed, numb
 from msplit.cost.profile import Profile, Workload
 from msplit.engines.base import ClusterOptions, TensorFlowOptions
 from msplit.engines.cuda.options import EngineOptions, KernelMode, Shards, SharedRows
+from msplit.engines.table_rows import TableOptions
 from msplit.engines.tensorflow.cluster import Function
 from msplit.errors import MsplitError
 from msplit.verify.results import Settings
@@ -128,7 +129,7 @@ class StepOptions(TypedDict, total=False):
     plan: Where | None
     place: str | Function | None
     tensorflow: TensorFlowOptions
-    table_memory: float | None
+    table_memory: float | str | None
 
 
 class RunOptions(StepOptions, total=False):
@@ -187,8 +188,9 @@ class RunRequest:
         users: Most users of a step: what is shared has the same row in all rows of a user, and is computed once for each. Shared inputs
             are given one row, or all rows.
         table_memory: GB of the GPU for lookup tables, of which the larger ones stay in the host's memory: the GPU keeps the rows that are
-            read most, and reads others over the bus. Rows that are trained are read and written over the bus, in tables and in slots of
-            optimizers. None: all are on the GPU that fit. Cuda engine only.
+            read most, and reads others over the bus. ``"4,rows=int8"``: 4 GB, and rows of float32 that leave the GPU are int8 with a
+            scale each. Rows that are trained are read and written over the bus, in tables and in slots of optimizers. None: all are on
+            the GPU that fit. Cuda engine only.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
             are given, they are the file's.
         op_libraries: Shared objects with custom TensorFlow ops.
@@ -219,7 +221,7 @@ class RunRequest:
     split: Sequence[int] = ()
     shared: Sequence[str] | SharedRows = ()
     users: int = 1
-    table_memory: float | None = None
+    table_memory: float | str | None = None
     reference: Path | None = None
     op_libraries: Sequence[Path] = ()
     cluster: ClusterOptions | None = None
@@ -254,7 +256,7 @@ class RunRequest:
         if self.workload.batch is not None:
             whole("the batch", self.workload.batch)
         if self.table_memory is not None:
-            number("the memory for tables", self.table_memory, above=True)
+            TableOptions.read(self.table_memory, self.group)
         whole("the seed", self.seed, 0)
         Precision.read(self.precision)
         for index in self.devices:
@@ -313,7 +315,7 @@ class RunRequest:
             measure=not self.is_fast,
             shards=self.shards,
             shared=self.shared if isinstance(self.shared, SharedRows) else None,
-            table_memory=None if self.table_memory is None else int(self.table_memory * 1e9),
+            table_memory=None if self.table_memory is None else TableOptions.read(self.table_memory),
         )
 
 

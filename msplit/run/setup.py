@@ -11,6 +11,7 @@ from msplit.core.arguments import path
 from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.engines.base import Engine, Job
+from msplit.engines.table_rows import RoundedTables
 from msplit.inputs.reference import Reference
 from msplit.inputs.special import Fresh
 from msplit.run.request import RunRequest, given_of, refuse_exclusions
@@ -123,6 +124,7 @@ class Setup:
         ablation: What shows what larger kernels add, on the cuda engine, as far as it is known before anything is compiled.
         planned: What runs the plan file, if there is one.
         reference: What outputs are held against; None where there is nothing.
+        tables: Those whose rows are rounded; `job` has their values.
         fresh: Makes sets of inputs from seeds.
         mixed: What stays in float32 so that errors are as small as asked for; None where nothing is asked.
         notes: What was done to the assignment.
@@ -145,6 +147,7 @@ class Setup:
     plan_notes: tuple[str, ...]
     unverified: tuple[str, ...]
     mixed: MixedPrecision | None = None
+    tables: RoundedTables = field(default_factory=RoundedTables)
 
 
 def plural(count: int, unit: str) -> str:

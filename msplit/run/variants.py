@@ -19,10 +19,11 @@ from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda.coverage import cover, needed_nodes, shared_rows, toolchain
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, KernelMode, SharedRows, rows_of_users
+from msplit.engines.table_rows import RoundedTables
 from msplit.engines.tensorflow.cluster import foreign_text
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
-from msplit.engines.variables import remark
+from msplit.engines.variables import remark, rounded_tables, table_value, variable_names
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
@@ -40,7 +41,7 @@ from msplit.run.tensorflow_rows import assignments_for, list_steps, mixed, switc
 from msplit.schedule import planfile
 from msplit.shapes import infer
 from msplit.shapes.infer import stated_shapes
-from msplit.verify.mixed_precision import keep_within
+from msplit.verify.mixed_precision import errors_of, keep_within
 from msplit.verify.results import Variant
 from msplit.verify.tensorflow_process import fit, initial_state
 
@@ -131,7 +132,10 @@ def set_up(
         feeds = feeds_of(request.seed)
     state = _state(flat, request) if state is None else state
     fresh = Fresh(feeds_of, _kinds(flat, feeds, feeds_of, request, state) if engine is CUDA else ())
+    state, tables, told = _rounded(flat, request, state)
     reference, unverified = _reference(flat, engine, feeds, request, state) if loaded is None else (loaded, ())
+    if tables.names and reference is not None and reference.learns:
+        told += _error_of_outputs(flat, request, reference)
     if loaded is not None:
         feeds = {
             **{name: loaded.feeds[name] for name in feeds if name in loaded.feeds},
@@ -145,7 +149,7 @@ def set_up(
     refused = toolchain().refused if engine is CUDA else ()
     if request.is_fast and engine is TENSORFLOW:
         notes.append("effort fast is for the cuda engine: TensorFlow runs as it does otherwise")
-    notes += _users(shared, feeds)
+    notes += [*told, *_users(shared, feeds)]
     launched = SPLIT_IS_LAUNCHED if request.split and request.capture else ""
     notes += filter(
         None, [*reached, *said, launched, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))]
@@ -174,7 +178,7 @@ def set_up(
     if engine is TENSORFLOW:
         variants = tensorflow_variants(job, assignments, request)
     else:
-        variants = _cuda_variants(job, assignments, request, comparison, sketch)
+        variants = _cuda_variants(job, assignments, request, _fair(flat, comparison, tables), sketch)
     planned, plan_notes = None, list[str]()
     if stored is not None and request.plan is not None:
         own, plan_notes = stored_job(replace(job, options=request.options), stored)
@@ -190,6 +194,7 @@ def set_up(
         ablation=_ablation(variants, assignments, request) if engine is CUDA else Ablation(),
         planned=planned,
         reference=reference,
+        tables=tables,
         fresh=fresh,
         notes=tuple(notes),
         plan_notes=tuple(plan_notes),
@@ -245,6 +250,42 @@ def _shared(flat: FlatGraph, request: RunRequest, engine: Engine) -> tuple[Share
         said = f"input {without[0]} has no rows" if without else "no other input has rows"
         raise MsplitError(f"{said}, so that none can be shared", where=where, fix="name inputs of the user alone")
     return SharedRows(found, tuple(counts[0].items()), request.users), []
+
+
+def _rounded(flat: FlatGraph, request: RunRequest, state: Arrays) -> tuple[Arrays, RoundedTables, list[str]]:
+    """Values of variables, with tables whose rows are to be int8 with a scale as they are then; which these are; and what to tell of it.
+
+    Raises:
+        EngineError: A row is not finite.
+    """
+    asked = request.options.table_memory
+    tables = rounded_tables(flat, asked)
+    if not tables.names:
+        none = ["rows=int8: no table leaves the GPU whose rows are only looked up, and float32"]
+        return state, tables, none if asked is not None and asked.int8 else []
+    with phase("rounding rows of tables"):
+        state = {**state, **tables.of({name: table_value(flat, state, name) for name in tables.names})}
+    most, mean = (max(errors[at] for errors in tables.errors.values()) for at in (0, 1))
+    told = (
+        f"rows of {plural(len(tables.names), 'table')} are int8 with a scale: their numbers differ from the model's by up to {most:.3g} "
+        f"({mean:.3g} in the mean of a table); outputs are held against those of TensorFlow with such rows"
+    )
+    return state, tables, [told]
+
+
+def _fair(flat: FlatGraph, comparison: Comparison | None, tables: RoundedTables) -> Comparison | None:
+    """The comparison with what can be given rounded rows: XLA compiles the model's own, and TensorFlow gets constants at each step."""
+    if comparison is None or not tables.names:
+        return comparison
+    fed = not {*variable_names(flat).values()}.issuperset(tables.names)
+    return replace(comparison, compare_xla=False, compare_tensorflow=comparison.compare_tensorflow and not fed)
+
+
+def _error_of_outputs(flat: FlatGraph, request: RunRequest, reference: Reference) -> list[str]:
+    """What rounded rows do to outputs: TensorFlow's with them, beside its own with the model's rows."""
+    errors = errors_of([reference.outputs], [_by_tensorflow(flat, reference.feeds, request, {}).outputs])
+    each = ", ".join(f"{name} {error:.2g}" for name, error in sorted(errors.items(), key=lambda one: -one[1])[:5])
+    return [f"rows of int8 move outputs by so much of their size (root mean square): {each}"]
 
 
 def _users(shared: SharedRows | None, feeds: Arrays) -> list[str]:

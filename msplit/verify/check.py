@@ -20,6 +20,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.tensorflow.engine import REFERENCE
 from msplit.errors import EngineError, OutOfMemory, WrongShape
 from msplit.inputs.special import RANDOM, InputKindName
+from msplit.opset.traits import written
 from msplit.progress import phase
 from msplit.verify import stepping
 from msplit.verify.compare import ModelComparison, best_of, compare, computed_in
@@ -225,7 +226,8 @@ def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Ma
     for one in running if inputs and how.settings.tolerance is None else ():
         job = one.variant.job
         ours = isinstance(one.variant.engine, CudaEngine) and not one.skipped and one.passed
-        if not ours or _precision(one.variant).ieee or job.state or job.options.split or not job.options.measure:
+        learns = any(map(written, job.flat.graph.ops))
+        if not ours or _precision(one.variant).ieee or learns or job.options.split or not job.options.measure:
             continue
         key = job.precision, job.wide
         if key not in known:

@@ -29,7 +29,7 @@ from msplit.engines.cuda.frontend.partition import divide, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
-from msplit.engines.cuda.kernels.host_tables import divided
+from msplit.engines.table_rows import TableOptions, divided
 from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
@@ -387,7 +387,7 @@ def _finds(
     return find
 
 
-def _place_tables(graph: OpGraph, device: torch.device, given: int | None, *, alone: bool) -> None:
+def _place_tables(graph: OpGraph, device: torch.device, given: TableOptions | None, *, alone: bool) -> None:
     """Says which tables of a graph lie in the host's memory: those that are larger than the bytes that were given, or that do not fit.
 
     Raises:
@@ -396,10 +396,11 @@ def _place_tables(graph: OpGraph, device: torch.device, given: int | None, *, al
     variables = row_variables(graph)
     if not alone:
         variables = dict.fromkeys(variables, "several GPUs train it")
-    free, memory, times = Device.of(device).free_bytes() or 0, given, 1
-    if memory is None:
+    free, times = Device.of(device).free_bytes() or 0, 1
+    memory, int8 = given or TableOptions(int(_FOR_TABLES * free))
+    if given is None:
         # Two ways to run a model are held against each other, and each has variables of its own.
-        memory, times = int(_FOR_TABLES * free), 2
+        times = 2
         variables = {name: why for name, why in variables.items() if not why}
     constants = [graph.constants[key].nbytes for key in lookup_tables(graph)]
     trained = {name: times * graph.initial[name].nbytes for name in variables}
@@ -409,8 +410,12 @@ def _place_tables(graph: OpGraph, device: torch.device, given: int | None, *, al
     hosted, _ = divided(sizes, memory, None if constants else memory)
     graph.hosted = frozenset(name for number, name in enumerate(variables, len(constants)) if number in hosted)
     _refuse_hosted(graph, variables)
+    if graph.hosted and int8:
+        said = f"rows of the table {min(graph.hosted)} are trained, and can not be int8"
+        raise EngineError(said, fix="leave rows=int8 out (--table-memory; in Python table_memory)")
     if not graph.state or any(number < len(constants) for number in hosted):
-        graph.table_memory = memory - sum(size for name, size in trained.items() if name not in graph.hosted)
+        on_device = sum(size for name, size in trained.items() if name not in graph.hosted)
+        graph.table_memory = TableOptions(memory - on_device, int8)
 
 
 def _refuse_hosted(graph: OpGraph, variables: Mapping[str, str]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from msplit.engines.table_rows import TableOptions
+
 MOST_GPUS = 64
 """More are not simulated."""
 
@@ -192,7 +194,7 @@ class EngineOptions:
     torture: Torture | None = None
     shards: Shards | None = None
     shared: SharedRows | None = None
-    table_memory: int | None = None
+    table_memory: TableOptions | None = None
     devices: tuple[str, ...] = ()
     split: tuple[int, ...] = ()
     emulate: bool = False

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -176,6 +176,7 @@ class SessionExecutable(Executable):
         self._graph = v1.Graph()
         self._session = v1.Session(graph=self._graph, config=config)
         self._last: list[NDArray[Any]] | None = None
+        self._held: dict[Any, NDArray[Any]] = {}  # constants of the graph that have other values
         try:
             with errors_of(self._model), self._graph.as_default(), silent_deprecations():
                 set_precision(ieee)
@@ -390,6 +391,13 @@ class SessionExecutable(Executable):
         """Gives variables the values that `save_state` of this or of another executable of the same model returned."""
         with errors_of(self._model):
             variables.load(self._session, self._variables if state else {}, state)
+            held = dict[Any, NDArray[Any]]()
+            for name in sorted(state.keys() - {*self._made[2]}):
+                with suppress(KeyError, ValueError):  # it is not of this graph
+                    held[self._graph.get_tensor_by_name(f"{name}:0")] = state[name]
+            if held:
+                self._held, self._parts = held, ([*self._inputs.values(), *held], *self._parts[1:])
+                self._step = callable_of(self._session, *self._parts, timeout=self._timeout)
 
     def _arrays(self, feeds: Arrays) -> list[NDArray[Any]]:
         missing = [name for name in self._inputs if name not in feeds]
@@ -397,7 +405,8 @@ class SessionExecutable(Executable):
         if missing or unknown:
             said = f"input {missing[0]!r} has no value" if missing else f"the model has no input {unknown[0]!r}"
             raise EngineError(said, where=self._model, fix=f"its inputs are: {', '.join(self._inputs) or 'none'}")
-        return [self._array(name, np.asarray(feeds[name]), tensor.dtype) for name, tensor in self._inputs.items()]
+        given = [self._array(name, np.asarray(feeds[name]), tensor.dtype) for name, tensor in self._inputs.items()]
+        return [*given, *self._held.values()]
 
     def _array(self, name: str, value: NDArray[Any], wanted: Any) -> NDArray[Any]:
         """A value as TensorFlow takes it. What a conversion would change is refused: 1.7 is no id, and text no number."""

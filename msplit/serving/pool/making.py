@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.base import Arrays, Executable, Feeds
+from msplit.engines.table_rows import LookupCounts, no_lookups
 from msplit.errors import MsplitError
 from msplit.progress import Progress
 from msplit.serving.pool.given_values import GivenValues
@@ -56,6 +57,7 @@ class Recipe:
         owned: Executables that all slots share, closed together with the pool.
         rewind: Has the next step draw the random numbers of the step of a number.
         renews: Makes the model again with other values; None where it can not be.
+        lookups: Counts rows that steps look up in tables of the host's memory.
     """
 
     ports: Ports
@@ -76,6 +78,7 @@ class Recipe:
     owned: Sequence[Executable] = ()
     rewind: Callable[[int], None] = lambda step: None
     renews: Renews | None = None
+    lookups: LookupCounts = no_lookups
 
 
 def make(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
@@ -163,7 +166,7 @@ def _pool(recipe: Recipe, settings: PoolSettings, slots: Sequence[Slot], checks:
         "arena_bytes": recipe.slot_bytes,
         "bytes": recipe.weight_bytes + groups * recipe.slot_bytes,
     }
-    return Pool(
+    made = Pool(
         recipe.ports,
         [(settings.level_of(number, groups), slot) for number, slot in enumerate(slots)],
         replace(settings, groups=groups),
@@ -172,6 +175,8 @@ def _pool(recipe: Recipe, settings: PoolSettings, slots: Sequence[Slot], checks:
         owned=recipe.owned,
         renews=recipe.renews,
     )
+    made.lookups = recipe.lookups
+    return made
 
 
 def _chosen(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:

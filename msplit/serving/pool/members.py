@@ -14,6 +14,7 @@ from typing import Any
 from weakref import finalize
 
 from msplit.engines.process import Process, is_ours
+from msplit.engines.table_rows import LOOKUPS
 from msplit.errors import Closed, EngineError
 from msplit.progress import Progress
 from msplit.serving.pool.pool import Pool
@@ -147,7 +148,10 @@ class ProcessLine:
 
     def counts(self) -> tuple[int, ...]:
         """Requests of this client that the process has taken, and further ones as `COUNTS` has them."""
-        return (self.memory.taken[0], *COUNTS.unpack_from(self._counts)[1:])
+        taken, found = self.memory.taken[0], COUNTS.unpack_from(self._counts)
+        while found != (again := COUNTS.unpack_from(self._counts)):  # they were just being written
+            found = again
+        return (taken, *found[1:])
 
     def waiting(self) -> int:
         """Requests that the process has and has not begun."""
@@ -209,8 +213,9 @@ class Member:
 
     def state(self) -> ProcessState:
         """State and counts, as a pool tells them."""
-        taken, _, steps, running, rows, filled = self.counts()
+        taken, _, steps, running, rows, filled, *looked_up = self.counts()
         line = self.line
         waiting = line.waiting() if line else 0
-        stats = Stats(taken, rows=rows, filled=filled, steps=steps, in_flight=running, waiting=waiting)
+        own = {"rows": rows, "filled": filled, "steps": steps, "in_flight": running, "waiting": waiting}
+        stats = Stats(taken, **own, **dict(zip(LOOKUPS, looked_up, strict=True)))
         return ProcessState(self.place, line.hello.pid if line else 0, self.restarts, stats)

@@ -24,6 +24,7 @@ import numpy as np
 from msplit.assignment.model import DisplayMixin, Facts
 from msplit.core.arguments import number, whole
 from msplit.engines.base import Executable, Feeds, Registers, called_with, device_lost
+from msplit.engines.table_rows import LOOKUPS, LookupCounts, no_lookups
 from msplit.errors import Closed, DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.parts import PartedRequest
@@ -84,6 +85,7 @@ class Pool(DisplayMixin):
         settings: Settings; `groups` is a number, also where it was ``auto``.
         polls: True where a step is over when somebody polls, as on a GPU, so that `drive` is of use.
         ports: Inputs and outputs, which requests are checked against.
+        lookups: Counts rows that steps in this process look up in tables of the host's memory.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Pool(DisplayMixin):
         self._steps = steps
         self._driver = ThreadDriver(self._steps, polls=self.polls)
         self._parted: dict[PartedRequest, None] = {}  # a list of it is made at once, whoever adds to it
+        self.lookups: LookupCounts = no_lookups
         self._renews, self._ending = renews, threading.RLock()
         _OPEN.add(self)
         weakref.finalize(self, self._driver.dismiss).atexit = False
@@ -331,7 +334,8 @@ class Pool(DisplayMixin):
 
     def stats(self) -> Stats:
         """Counts of requests and steps so far."""
-        return self._steps.stats()
+        own = {} if self.lookups is no_lookups else dict(zip(LOOKUPS, self.lookups(), strict=True))
+        return replace(self._steps.stats(), **own)
 
     def processes(self) -> tuple[ProcessState, ...]:
         """State of each process that runs steps; none where this one does."""
@@ -424,6 +428,7 @@ class Pool(DisplayMixin):
     def after_fork(self) -> None:
         """Forgets everything, in a forked child: threads, locks and the device are the parent's."""
         self._owned.clear()
+        self.lookups = no_lookups
         self._ending = threading.RLock()
         self._steps.after_fork()
 

@@ -29,7 +29,7 @@ from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.slots import Answer
-from msplit.serving.pool.steps import PoolFuture, PoolSteps, ProcessState, settle
+from msplit.serving.pool.steps import OF_PROCESSES, PoolFuture, PoolSteps, ProcessState, settle
 from msplit.serving.pool.worker import Hello
 from msplit.verify.results import NewRows, NewValues, ValueUpdate
 
@@ -276,8 +276,9 @@ class ProcessSteps(PoolSteps):
             with self._lock:
                 if (line := member.line) is None:
                     return None
-                taken, _, steps, _, rows, filled = member.counts()
-                member.before, member.line, line.lost = (taken, 0, steps, 0, rows, filled), None, True
+                taken, _, steps, _, rows, filled, *looked_up, _, _ = member.counts()  # of memory nothing is left
+                before = (taken, 0, steps, 0, rows, filled, *looked_up, 0, 0)
+                member.before, member.line, line.lost = before, None, True
             del self._handles[line.bell]
             self._bell.unregister(line.bell)
         line.close()
@@ -385,7 +386,7 @@ class ProcessSteps(PoolSteps):
                 timed_out=found.timed_out + self._late,
                 cancelled=found.cancelled + self._dropped,
                 waiting=found.waiting + sum(one.waiting for one in each),
-                **{name: sum(getattr(one, name) for one in each) for name in ("rows", "filled", "steps", "in_flight")},
+                **{name: sum(getattr(one, name) for one in each) for name in OF_PROCESSES},
             )
 
     def processes(self) -> tuple[ProcessState, ...]:

@@ -42,11 +42,12 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Registers
 from msplit.engines.environment import THREADS, THREADS_BYTES, native_threads
+from msplit.engines.table_rows import LOOKUPS
 from msplit.errors import Closed, EngineError, MsplitError
 
-COUNTS = struct.Struct("<6q")
+COUNTS = struct.Struct(f"<{6 + len(LOOKUPS)}q")
 """What the pool of a worker has counted, in a page that all its clients see: rows that are under way there, requests that wait, steps that
-ended, that run, rows of steps, rows of padding."""
+ended, that run, rows of steps, rows of padding, and `LOOKUPS`."""
 REQUEST = struct.Struct("<qqqdd")
 """Bytes that are spilled (0: the arrays are as laid out), rows, priority level, time of coming and deadline (CLOCK_MONOTONIC)."""
 ANSWER = struct.Struct("<qqq")

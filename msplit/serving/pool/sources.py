@@ -19,6 +19,7 @@ from msplit.engines.base import STEPS, Arrays, Feeds
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.environment import mps
+from msplit.engines.variables import rounded_tables
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
@@ -133,9 +134,10 @@ def recipes(
         once = loaded.restored[loaded.manifest.rungs[-1].program].shared
         if request.shared and not once.entries:
             raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
-        if request.table_memory is not None and not loaded.manifest.tables:
-            said = f"{os.fspath(model)} was built with all tables on the GPU"
-            raise MsplitError(said, fix="build it anew with --table-memory")
+        tables, hosted = request.options.table_memory, loaded.manifest.tables
+        if tables is not None and (tables.int8 or not hosted):
+            said = "has the rows of tables that it was built with" if hosted else "was built with all tables on the GPU"
+            raise MsplitError(f"{os.fspath(model)} {said}", fix="build it anew with --table-memory")
         if request.users not in (1, once.users):
             what = f"{os.fspath(model)} was built for {once.users} users in a step, not {request.users}"
             raise MsplitError(what, fix="build it anew with --users")
@@ -251,7 +253,8 @@ def _in_memory(made: Made, place: str) -> LoadedBuild:
 
 def _renews_model(flat: FlatGraph, made: Made, loaded: LoadedBuild, request: RunRequest) -> Renews:
     """Makes what gives a model that was compiled here other values."""
-    values, renewal = ModelValues(flat, {}), ENGINE.builds(request.places[0]).renewal
+    state, tables = [*made.jobs.values()][-1].state, rounded_tables(flat, request.options.table_memory)
+    values, renewal = ModelValues(flat, state, tables), ENGINE.builds(request.places[0]).renewal
 
     def renews(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
         other, state = values.changed(source, rows)
@@ -351,6 +354,7 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
         urgencies=found.urgencies(),
         streams=max(bucket.streams for bucket in buckets.values()),
         rewind=found.rewind,
+        lookups=found.lookups(restored.values()),
     )
 
 

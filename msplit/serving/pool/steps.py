@@ -19,12 +19,16 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from msplit.engines.base import device_lost
+from msplit.engines.table_rows import LOOKUPS
 from msplit.errors import Closed, EngineError, TimedOut
 from msplit.serving.pool.ports import Ports
 from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.slots import Answer, Slot
 from msplit.verify.results import NewRows, NewValues, ValueUpdate
+
+OF_PROCESSES = ("rows", "filled", "steps", "in_flight", *LOOKUPS)
+"""Fields of `Stats` that are counted where steps run, and not for each client of a process."""
 
 _FIELDS = {"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"}
 _KNOWN = set(vars(Future())) == _FIELDS

@@ -156,6 +156,7 @@ class _Serving:
         """Answers requests until it is to stop, or the GPU fails."""
         pool, polls, poller = self.pool, self.pool.polls, self._poller
         busy, since = False, 0.0
+        self._tell()
         while self.lost is None:
             looks = time.perf_counter() - since < (self._spin if busy else self._linger)
             if busy and not looks:
@@ -226,9 +227,10 @@ class _Serving:
 
     def _tell(self) -> None:
         stats = self.pool.scheduler.stats()  # without its lock, which is held where a request is claimed
-        counts = (self._under_way, stats.waiting, stats.steps, stats.in_flight, stats.rows, stats.filled)
+        own = (stats.waiting, stats.steps, stats.in_flight, stats.rows, stats.filled)
+        looked_up = self.pool.lookups()
         with self._lock:
-            COUNTS.pack_into(self._counts, 0, *counts)
+            COUNTS.pack_into(self._counts, 0, self._under_way, *own, *looked_up)
             for client in self._concerned:
                 if not client.gone:
                     client.memory.taken[0] = client.taken  # what waits is among the counts by now

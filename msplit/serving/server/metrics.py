@@ -15,8 +15,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from msplit._version import __version__
+from msplit.engines.table_rows import LOOKUPS
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.scheduler import Stats
+from msplit.serving.pool.steps import OF_PROCESSES
 from msplit.serving.server.gpus import gpus
 from msplit.serving.server.models import Models, Version
 
@@ -40,7 +42,16 @@ _SO_FAR = {
     "filled": "Rows of the steps that were nobody's.",
     "steps": "Steps that ran.",
 }
-
+_TABLES = {
+    "table_rows_looked_up": "Rows that steps looked up in tables of the host's memory.",
+    "table_rows_found": "Rows looked up that the cache on the GPU had.",
+    "table_rows_admitted": "Rows that came into the cache.",
+    "table_bus_bytes": "Bytes of rows that came over the bus, for a lookup or into the cache.",
+    "table_cache_bytes": "Memory of the GPU for a cache of their rows.",
+    "host_table_bytes": "Memory of the host that lookup tables take which are not on the GPU.",
+    "table_hit_rate": "Share of the rows looked up in them that the cache had.",
+}
+_COUNTERS = {*_SO_FAR, *LOOKUPS[:4]}
 
 Counts = dict[tuple[str, str, str, str], list[float]]
 """Counts of requests, by model, version, protocol and status: how many, their seconds, and how many in each bucket of `_BUCKETS` and
@@ -105,9 +116,8 @@ class Metrics:
             found = {key: [*values] for key, values in self._requests.items()}
         for labels, pool in self._every_pool():
             waiting = pool.scheduler.stats().waiting
-            found[*labels, ""] = [
-                *astuple(replace(pool.stats(), waiting=waiting, rows=0, filled=0, steps=0, in_flight=0))
-            ]
+            shared = dict.fromkeys(OF_PROCESSES, 0)
+            found[*labels, ""] = [*astuple(replace(pool.stats(), waiting=waiting, **shared))]
         return found
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
@@ -168,9 +178,11 @@ class Metrics:
             (values, Stats(*map(sum, zip(astuple(pool.stats()), others.get((*values, ""), _NONE), strict=False))))
             for values, pool in pools
         ]
-        for families, kind in ((_NOW, core.GaugeMetricFamily), (_SO_FAR, core.CounterMetricFamily)):
-            for name, said in families.items():
-                family = kind(f"msplit_pool_{name}", said, labels=labels)
-                for values, counts in stats:
-                    family.add_metric(values, getattr(counts, name))
-                yield family
+        hosted = [one for one in stats if one[1].host_table_bytes]
+        for name, said in (_NOW | _SO_FAR | (_TABLES if hosted else {})).items():
+            kind = core.CounterMetricFamily if name in _COUNTERS else core.GaugeMetricFamily
+            family = kind(f"msplit_pool_{name}", said, labels=labels)
+            for values, counts in hosted if name in _TABLES else stats:
+                value = getattr(counts, name)
+                family.add_metric(values, math.nan if value is None else value)
+            yield family

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import msplit
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels import host_tables
-from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache
+from msplit.engines.cuda.kernels.host_tables import CachedTable, HostTables, RowCache
+from msplit.engines.table_rows import rounded
+from msplit.engines.variables import table_value
 from msplit.errors import MsplitError
 from tests.engines.cuda.cases import graph_of
 
@@ -30,20 +33,18 @@ def few_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_tables, "_NOTES_OF_CPU", 1 << 10)
 
 
-def ranker(*, read_whole: bool = False, scale: int = 1) -> Any:
-    """Three large tables, of which one is read by two columns, and a small one; `scale` makes the large ones larger."""
+def ranker(*, read_whole: bool = False, scale: int = 1, of_rows: Any = None) -> Any:
+    """Three large tables, of which one is read by two columns, and a small one; `scale` makes the large ones larger, and `of_rows` gives
+    these other rows."""
 
     def build(tf: Any, v1: Any) -> None:
         chance = np.random.default_rng(0)
         ids = v1.placeholder(tf.int64, [None, 4], name="ids")
         bag = v1.placeholder(tf.int32, [None, 3], name="bag")
         sizes = (100, scale * ROWS, 2 * scale * ROWS, scale * ROWS)
-        tables = [
-            tf.identity(
-                tf.constant(chance.standard_normal((size, WIDTH)).astype(np.float32), name=f"table_{size}_{at}")
-            )
-            for at, size in enumerate(sizes)
-        ]
+        rows = [chance.standard_normal((size, WIDTH)).astype(np.float32) for size in sizes]
+        rows = [rows[0], *(rows[1:] if of_rows is None else map(of_rows, rows[1:]))]
+        tables = [tf.identity(tf.constant(one, name=f"table_{len(one)}_{at}")) for at, one in enumerate(rows)]
         columns = [tf.gather(table, ids[:, number]) for number, table in enumerate(tables)]
         columns.append(tf.reduce_mean(tf.gather(tables[1], bag), 1))
         wide = tf.concat(columns, 1)
@@ -195,11 +196,11 @@ def test_a_single_lookup_has_a_cache_too() -> None:
         assert runner.executable.facts()["table_hit_rate"] > 0.2
 
 
-def saved_ranker(path: Path, *, scale: int = 1) -> Path:
+def saved_ranker(path: Path, *, scale: int = 1, seed: int = 0) -> Path:
     """A model with tables that are variables."""
     import tensorflow as tf
 
-    chance, module = np.random.default_rng(0), tf.Module()
+    chance, module = np.random.default_rng(seed), tf.Module()
     module.tables = [
         tf.Variable(chance.standard_normal((size, WIDTH)).astype(np.float32), name=f"table_{number}")
         for number, size in enumerate((100, scale * ROWS, 2 * scale * ROWS, scale * ROWS))
@@ -251,3 +252,203 @@ def test_a_pool_answers_from_them_and_takes_new_rows(whole: bool, saved: Path) -
 def test_what_can_not_be_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MsplitError, match=message):
         msplit.prepare(ranker(), batch=4, **{"table_memory": MEMORY, **ON_CPU, **options})
+
+
+INT8 = f"{MEMORY},rows=int8"
+"""The same memory, and rows of the tables that leave the device as int8 with a scale."""
+
+
+def int8(table: np.ndarray) -> np.ndarray:
+    return rounded("table", table)[0]
+
+
+@pytest.mark.parametrize("how", [{}, {"capture": False}, {"effort": "fast"}, {"precision": "bf16"}])
+def test_int8_rows_are_those_of_a_model_with_rounded_tables(how: dict[str, Any]) -> None:
+    with (
+        msplit.prepare(ranker(), batch=16, table_memory=INT8, **ON_CPU, **how) as small,
+        msplit.prepare(ranker(of_rows=int8), batch=16, **ON_CPU, **how) as whole,
+        msplit.prepare(ranker(), batch=16, **ON_CPU, **how) as exact,
+    ):
+        for one in requests(30):
+            found, wanted = small.step(one)["out"], whole.step(one)["out"]
+            np.testing.assert_array_equal(found, wanted)
+            assert not np.array_equal(found, exact.step(one)["out"])
+        facts = small.executable.facts()
+    assert facts["host_table_bytes"] == 4 * ROWS * 16, "8 numbers and a scale, up to a multiple of 16 bytes"
+    assert 0.2 < facts["table_hit_rate"] < 1
+    missed = facts["table_rows_looked_up"] - facts["table_rows_found"]
+    assert facts["table_bus_bytes"] == (missed + facts["table_rows_admitted"]) * 16
+
+
+def test_the_error_of_int8_rows_is_told() -> None:
+    flat = ranker()
+    with (
+        msplit.prepare(flat, batch=16, table_memory=INT8, **ON_CPU) as small,
+        msplit.prepare(flat, batch=16, **ON_CPU) as exact,
+    ):
+        rows, outputs = (
+            next(one for one in small.notes if text in one) for text in ("int8 with a scale", "move outputs")
+        )
+        told = float(outputs.rpartition("out ")[2])
+        found = [(small.step(one)["out"], exact.step(one)["out"]) for one in requests(20)]
+        far = np.sqrt(np.mean([(one - other) ** 2 for one, other in found]) / np.mean([other**2 for _, other in found]))
+        assert told / 3 < far < told * 3
+        assert not any("int8" in one for one in exact.notes)
+    assert "rows of 3 tables" in rows
+    most, mean = (float(one) for one in re.findall(r"by up to ([0-9.e-]+) \(([0-9.e-]+)", rows)[0])
+    chance = np.random.default_rng(0)
+    tables = [chance.standard_normal((size, WIDTH)).astype(np.float32) for size in (100, ROWS, 2 * ROWS, ROWS)][1:]
+    distances = [np.abs(int8(table) - table) for table in tables]
+    assert most == pytest.approx(max(one.max() for one in distances), rel=0.01)
+    assert mean == pytest.approx(max(one.mean() for one in distances), rel=0.01)
+
+
+def test_a_build_keeps_int8_rows(tmp_path: Path) -> None:
+    msplit.build(ranker(), tmp_path / "build", batches=[4, 16], table_memory=INT8, **ON_CPU)
+    msplit.build(ranker(), tmp_path / "float", batches=[4, 16], table_memory=MEMORY, **ON_CPU)
+    sizes = [(tmp_path / name / "weights.bin").stat().st_size for name in ("build", "float")]
+    assert sizes[1] - sizes[0] == pytest.approx(4 * ROWS * (4 * WIDTH - 16), abs=3 * 512)
+    with msplit.open(tmp_path / "build") as runner, msplit.prepare(ranker(of_rows=int8), batch=16, **ON_CPU) as whole:
+        assert any("int8 with a scale" in note for note in runner.notes)
+        for rows in (16, 4, 3):
+            for one in requests(4, rows):
+                wanted = whole.step({name: np.concatenate([value] * 6)[:16] for name, value in one.items()})
+                np.testing.assert_allclose(runner.step(one)["out"], wanted["out"][:rows], rtol=1e-5)
+    with pytest.raises(MsplitError, match="has the rows of tables that it was built with"):
+        msplit.pool(tmp_path / "build", table_memory=INT8, device="cpu")
+
+
+UNPACKED, PACK = CachedTable.unpacked, host_tables.packed
+
+
+def of_next_row(cached: CachedTable, rows: Any, width: int) -> Any:
+    return UNPACKED(cached, rows.roll(1, 0), width)
+
+
+def scale_of_next_row(cached: CachedTable, rows: Any, width: int) -> Any:
+    return UNPACKED(cached, torch.cat([rows[..., :-1], rows[..., -1:].roll(1, 0)], -1), width)
+
+
+def other_sign(cached: CachedTable, rows: Any, width: int) -> Any:
+    found = UNPACKED(cached, rows, width)
+    return torch.cat([found[..., :1] * -1, found[..., 1:]], -1)
+
+
+def one_percent_off(cached: CachedTable, rows: Any, width: int) -> Any:
+    return UNPACKED(cached, rows, width) * 1.01
+
+
+def unsigned(cached: CachedTable, rows: Any, width: int) -> Any:
+    return rows.contiguous().view(torch.uint8)[..., :width].float() * rows[..., -1:].contiguous().view(torch.float32)
+
+
+def last_number_is_lost(cached: CachedTable, rows: Any, width: int) -> Any:
+    found = UNPACKED(cached, rows, width)
+    return torch.cat([found[..., :-1], torch.zeros_like(found[..., -1:])], -1)
+
+
+@pytest.mark.parametrize(
+    "wrong", [of_next_row, scale_of_next_row, other_sign, one_percent_off, unsigned, last_number_is_lost]
+)
+def test_int8_rows_that_are_read_wrong_are_seen_by_verification(
+    wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = ranker()
+    msplit.build(flat, tmp_path / "build", batches=[16], table_memory=INT8, **ON_CPU)
+    monkeypatch.setattr(CachedTable, "unpacked", wrong)
+    for effort in ("fast", "full"):
+        with pytest.raises(MsplitError, match="gives other outputs"):
+            msplit.prepare(flat, batch=16, table_memory=INT8, effort=effort, **ON_CPU)
+    with pytest.raises(MsplitError, match="gives other outputs"):
+        msplit.open(tmp_path / "build")
+
+
+def one_row_off(words: np.ndarray) -> np.ndarray:
+    return np.roll(words, 1, 0)
+
+
+def scales_one_row_off(words: np.ndarray) -> np.ndarray:
+    return np.concatenate([words[:, :-1], np.roll(words[:, -1:], 1, 0)], 1)
+
+
+def scales_one_percent_off(words: np.ndarray) -> np.ndarray:
+    scales = (words[:, -1:].view(np.float32) * np.float32(1.01)).view(np.int32)
+    return np.concatenate([words[:, :-1], scales], 1)
+
+
+@pytest.mark.parametrize("wrong", [one_row_off, scales_one_row_off, scales_one_percent_off])
+def test_int8_rows_that_are_kept_wrong_are_seen_by_verification(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_tables, "packed", lambda array: wrong(PACK(array)))
+    with pytest.raises(MsplitError, match="gives other outputs"):
+        msplit.prepare(ranker(), batch=16, table_memory=INT8, **ON_CPU)
+
+
+@pytest.mark.parametrize("kind", ["rows", "arrays", "model"])
+@pytest.mark.parametrize("how", ["pool", "runner"])
+def test_new_rows_become_int8(how: str, kind: str, saved: Path, tmp_path: Path) -> None:
+    chance = np.random.default_rng(1)
+    table = chance.standard_normal((2 * ROWS, WIDTH)).astype(np.float32)
+    ids = np.concatenate([np.arange(50), [7]])
+    some = chance.standard_normal((51, WIDTH)).astype(np.float32)
+    given: dict[str, Any] = {
+        "rows": {"rows": {"table_2": (ids, some)}},
+        "arrays": {"source": {"table_2": table}},
+        "model": {"source": saved_ranker(tmp_path / "other", seed=5)} if kind == "model" else {},
+    }[kind]
+    opened: Any = (
+        msplit.pool(saved, batches=[16], groups=2, table_memory=INT8, **ON_CPU)
+        if how == "pool"
+        else msplit.prepare(saved, batch=16, table_memory=INT8, **ON_CPU)
+    )
+    with opened as small, msplit.prepare(saved, batch=16, **ON_CPU) as whole:
+        rounded_now = {name: int8(value) for name, value in tables_of(saved).items() if name != "table_0"}
+        whole.update(rounded_now)
+        for one in requests(20):
+            np.testing.assert_allclose(small.step(one)["out"], whole.step(one)["out"], rtol=1e-5)
+        small.update(**given)
+        if kind == "model":
+            other = tables_of(given["source"])
+            whole.update(given["source"])
+            whole.update({name: value if name == "table_0" else int8(value) for name, value in other.items()})
+        elif kind == "rows":
+            whole.update(rows={"table_2": (ids, int8(some))})
+        else:
+            whole.update({"table_2": int8(table)})
+        for one in requests(20, seed=1):
+            np.testing.assert_allclose(small.step(one)["out"], whole.step(one)["out"], rtol=1e-5)
+        wrong = np.full((1, WIDTH), np.inf, np.float32)
+        with pytest.raises(MsplitError, match="not finite"):
+            small.update(rows={"table_2": (np.array([3]), wrong)})
+        if how == "runner":
+            assert small.executable.facts()["host_table_bytes"] == 4 * ROWS * 16
+
+
+def tables_of(path: Path) -> dict[str, np.ndarray]:
+    """Values of the tables of a saved ranker."""
+    flat = msplit.load(path)
+    names = [f"table_{number}" for number in range(4)]
+    return {name: table_value(flat, {}, name) for name in names}
+
+
+def test_int8_rows_that_can_not_be_are_refused_or_told() -> None:
+    def broken(table: np.ndarray) -> np.ndarray:
+        table = table.copy()
+        table[1234, 5] = np.nan
+        return table
+
+    with pytest.raises(
+        MsplitError, match=r"row 1234 of table table_(10000_2|5000_1|5000_3) has numbers that are not finite"
+    ):
+        msplit.prepare(ranker(of_rows=broken), batch=4, table_memory=INT8, **ON_CPU)
+    with pytest.raises(MsplitError, match="group is off"):
+        msplit.prepare(ranker(), batch=4, table_memory=INT8, group=False, **ON_CPU)
+    with pytest.raises(MsplitError, match="rows=int4"):
+        msplit.prepare(ranker(), batch=4, table_memory="1,rows=int4", **ON_CPU)
+    with msplit.prepare(ranker(), batch=4, table_memory="1,rows=int8", **ON_CPU) as runner:
+        assert any("no table leaves the GPU" in note for note in runner.notes)
+        assert "host_table_bytes" not in runner.facts
+
+
+def test_tables_that_are_read_otherwise_keep_float32_rows() -> None:
+    with msplit.prepare(ranker(read_whole=True), batch=4, table_memory=INT8, **ON_CPU) as runner:
+        assert runner.facts["host_table_bytes"] == 2 * ROWS * 16

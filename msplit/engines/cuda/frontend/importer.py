@@ -267,7 +267,8 @@ def build(
         elif op in VARIABLES:
             frozen.append(node)
         elif op == "Const":
-            graph.constants[node, 0] = _constant(flat, node)
+            own_value = (state or {}).get(flat.graph.names[node])  # of a frozen graph, whose values were rounded
+            graph.constants[node, 0] = _constant(flat, node) if own_value is None else own_value
         elif op in DRAWN_ON_DEVICE:
             attrs = {"dtype": "float32", **plain(flat.graph.attrs[node]), "seeds": seeds_of(flat, node), "draws": op}
             name = "_SampleCandidates" if op in ops_with("draws classes") else "_StatefulRandom"

@@ -25,6 +25,7 @@ from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import power_of_two
+from msplit.errors import EngineError
 
 COMBINERS = ("sum", "mean", "sqrtn")
 LOWEST, HIGHEST = -(2**62), 2**62
@@ -165,7 +166,7 @@ class Tables:
 
     Attributes:
         work: Per program its column and its first row, int32: programs of the first tile, then of the second, then of plain columns.
-        plain: Per plain column 24 numbers.
+        plain: Per plain column 32 numbers.
         segments: Per summed column 12 numbers.
         terms: Per term of those 24 numbers.
         boundaries: Of all buckets, float32.
@@ -250,7 +251,7 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
 
     return Tables(
         torch.from_numpy(np.concatenate([*work, *blocks])).to(device),
-        numbers(rows, 24),
+        numbers(rows, 32),
         numbers(segments, 12),
         numbers(maker.terms, 24),
         torch.from_numpy(np.asarray([*maker.edges, 0.0], np.float32)).to(device),
@@ -267,6 +268,7 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
             "WEIGHTED": any(term.weighted for term in terms),
             "SCALED": any(segment.scale is not None for segment in spec.segments),
             "CACHED": bool(maker.caches),
+            "PACKED": maker.packs,
         },
         tuple(maker.caches.values()),
     )
@@ -345,6 +347,7 @@ class _Maker:
         edges: All boundaries.
         starts: Where those of a term begin.
         caches: Those of tables in the host's memory.
+        packs: True if rows of any are packed.
     """
 
     def __init__(
@@ -363,7 +366,8 @@ class _Maker:
         self.edges: list[float] = []
         self.starts: dict[tuple[float, ...], int] = {}
         self.caches: dict[int, RowCache] = {}
-        self._notes: dict[int, tuple[int, int]] = {}
+        self._noted = set[int]()
+        self.packs = False
 
     def plain(self, piece: _Piece) -> list[int]:
         """A plain column."""
@@ -371,13 +375,17 @@ class _Maker:
         term = self._term(segment, segment.terms[0])
         kind, distance, table, size, stride = term[:5]
         skipped = piece.left * self._bytes
+        row, scale = segment.width * self._bytes, term[23]
         if kind == COPY:
             distance += skipped
         else:
+            if scale:
+                row, skipped = scale + 4, piece.left
+                term[23] -= piece.left
             table += skipped
             term[17] += skipped if term[16] else 0
         where = [self._start(piece), segment.step, segment.rows, piece.width]
-        last = [segment.width, _scale(segment), 0, *term[16:22]]
+        last = [row, _scale(segment), 0, *term[16:], *(0,) * 6]
         return [*where, kind, distance, table, size, stride, term[9], *term[11:16], *last]
 
     def summed(self, piece: _Piece) -> list[int]:
@@ -404,7 +412,8 @@ class _Maker:
         if kind == COPY:
             elements += [stride] if row[2] > 1 else []
             return not any(number % vector for number in elements) and distance % (vector * self._bytes) == 0
-        return not any(number % vector for number in (*elements, row[15])) and table % (vector * self._bytes) == 0
+        at_once = vector * self._bytes
+        return not any(number % vector for number in elements) and not (row[15] % at_once or table % at_once)
 
     def _start(self, piece: _Piece) -> int:
         return self._begin[piece.segment.output] + piece.segment.start + piece.left
@@ -414,22 +423,28 @@ class _Maker:
         table = self._inputs[max(term.table, 0)]
         place = Device.of(table.device).owned(HostTables).find(table) if term.table >= 0 else None
         if place is None or term.weighted:
-            return [0] * 6
+            return [0] * 8
         cache = place.cache
+        if place.packed and segment.width > cache.row_bytes - 4:
+            raise EngineError("a table has narrower rows than are read", fix="build it anew, with --force")
         self.caches[id(cache)] = cache
-        # Pieces of a row, and columns that are read twice, note the same.
-        if id(term) not in self._notes:
+        places, notes = cache.slot_of.data_ptr() + 4 * place.first, [0, 0]
+        # Of pieces of a row, and of columns that are read twice, one counts and notes what is looked up.
+        if id(term) not in self._noted:
+            self._noted.add(id(term))
             begin, count = cache.region(segment.rows * term.count, self._lookups)
-            self._notes[id(term)] = cache.notes.data_ptr() + 4 * begin, count
-        places = cache.slot_of.data_ptr() + 4 * place.first
-        return [places, cache.rows.data_ptr(), cache.recent.data_ptr(), place.first, *self._notes[id(term)]]
+            notes = [cache.notes.data_ptr() + 4 * begin, count]
+        tally = cache.tally.data_ptr()
+        self.packs |= place.packed
+        scale = cache.row_bytes - 4 if place.packed else 0
+        return [places, cache.rows.data_ptr(), cache.recent.data_ptr(), place.first, *notes, tally, scale]
 
     def _term(self, segment: Segment, term: Term) -> list[int]:
         width = segment.width
         source = self._inputs[term.source]
         other, distance = self._places[term.source]
         table = self._inputs[term.table] if term.table >= 0 else None
-        edges = term.boundaries
+        edges, cached = term.boundaries, self._cached(segment, term)
         if edges is not None and edges not in self.starts:
             self.starts[edges] = len(self.edges)
             self.edges.extend(edges)
@@ -437,7 +452,7 @@ class _Maker:
             COPY if table is None else WEIGHT if term.weighted else KINDS[source.dtype],
             distance + term.first * source.element_size(),
             0 if table is None else table.data_ptr(),
-            0 if table is None else table.numel() // max(width, 1),
+            0 if table is None else table.numel() // max(width, 1) if not cached[-1] else len(table),
             term.step,
             term.count,
             0 if edges is None else self.starts[edges],
@@ -450,8 +465,7 @@ class _Maker:
             term.offset,
             term.valid_from,
             other,
-            *self._cached(segment, term),
-            *(0, 0),
+            *cached,
         ]
 
 

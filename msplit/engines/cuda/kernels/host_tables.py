@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,15 @@ from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.program import copy_array, seen_by
 from msplit.engines.cuda.kernels.launch import Code, can_launch, is_precompiling, launch
 from msplit.engines.cuda.kernels.tiles import power_of_two
+from msplit.engines.table_rows import (
+    LOOKUPS,
+    LookupCounts,
+    divided,
+    is_rounded,
+    no_lookups,
+    packed,
+    words_of,
+)
 from msplit.errors import EngineError
 
 NEW, MOST_ROWS = 2, 1 << 30
@@ -48,6 +58,10 @@ _ADMITTED = 1 << 14
 _FIRST, _EVERY = 8, 16
 """There is a refresh behind each of the first steps of a new cache, and then behind every so many."""
 _LEAST_ROWS = 256
+_TALLIES = 1 << 10
+"""Numbers that programs of a kernel add what they read to, a power of two: many that add to one would wait for each other."""
+_FOUND = (1 << 32) - 1
+"""Part of such a number that counts rows which were in the cache; the rest counts those that were not."""
 _OF_PLACE = 13
 """Bytes on the device for a place of the cache beside its row."""
 _BLOCK = 1024
@@ -64,23 +78,35 @@ class CachedTable:
         cache: The rows of this table and of others.
         first: Number of its first row among those.
         host: The table in the host's memory.
+        packed: True if its rows are words as `engines.table_rows` has them: int8 with a scale.
     """
 
     cache: RowCache
     first: int
     host: NDArray[Any]
+    packed: bool = False
 
-    def taken(self, ids: Tensor, rows: Tensor) -> Tensor:
+    def unpacked(self, rows: Tensor, width: int) -> Tensor:
+        """Rows of so many elements, as they were before they were packed."""
+        numbers = rows.contiguous().view(torch.int8)[..., :width]
+        return numbers.float() * rows[..., -1:].contiguous().view(torch.float32)
+
+    def taken(self, ids: Tensor, rows: Tensor, valid: Tensor | None = None) -> Tensor:
         """Rows that were read from the host, with those of the cache in their place: the lookup where no kernel does it.
 
         Args:
             ids: Numbers of rows, in range.
             rows: The rows that the table in the host's memory has there.
+            valid: Which of them count as looked up; None: all.
         """
         cache = self.cache
         slots = cache.slot_of[self.first + ids].long()
         hit = slots >= 0
         cache.recent[slots[hit]] = NEW
+        # A GPU that has no kernel for it has read all rows over the bus.
+        cheap = hit if cache.tally.device.type == "cpu" else torch.zeros_like(hit)
+        each = torch.where(cheap, 1, 1 << 32) if valid is None else torch.where(cheap, 1, 1 << 32) * valid
+        cache.tally.index_add_(0, cache.tally.new_zeros(1), each.sum().view(1))
         cache.note(torch.where(hit, _HIT, self.first + ids))
         held = cache.rows[slots.clamp(0)].view(rows.dtype).view(rows.shape)
         return torch.where(hit.view(*hit.shape, *(1 for _ in rows.shape[hit.dim() :])), held, rows)
@@ -96,11 +122,14 @@ class RowCache:
     Attributes:
         tables: See above.
         slot_of: Per row of all tables, and once more, its place or -1, int32.
+        table_bytes, row_bytes: Memory of the tables, and of a row.
         rows: The rows in the cache.
         recent: Per place, how many refreshes its row stays without being read.
         notes: What lookups noted: numbers of rows, `_HIT`, or `_NOTHING`.
         graph: What a refresh does, captured; None: it is launched kernel by kernel.
-        counts: Lookups that found their row in the cache and those that did not, as far as refreshes saw them; and rows that came in.
+        tally: What lookups have added since the last refresh: of rows in the cache 1, of others 1 << 32.
+        counts: Rows that were looked up and were in the cache, those that were not, rows that came in, all up to the last refresh; and the
+            sum of the three. In the host's memory, so that nobody has to wait for the device to know them.
     """
 
     def __init__(self, device: Device, tables: Sequence[Tensor], capacity: int) -> None:
@@ -109,6 +138,7 @@ class RowCache:
         self._device, self.tables, self._total = device, tuple(tables), int(ends[-1])
         self.firsts = (0, *ends[:-1].tolist())
         self.capacity, width = capacity, tables[0].shape[1]
+        self.table_bytes, self.row_bytes = sum(table.nbytes for table in tables), tables[0][:1].nbytes
 
         def numbers(count: int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.full((count,), value, dtype=dtype, device=place)
@@ -119,7 +149,9 @@ class RowCache:
         self.recent = numbers(capacity + 1, 0, torch.int8)
         self.rows = torch.zeros((capacity + 1, width), dtype=tables[0].dtype, device=place)
         self.notes = numbers(notes_of(device), _NOTHING)
-        self.counts = numbers(3, 0, torch.int64)
+        self.tally = numbers(_TALLIES, 0, torch.int64)
+        self._counted = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)  # CUDA pins pages, each once
+        self.counts = _mapped(self._counted, device)[:4]
         self._admitted = max(min(_ADMITTED, capacity // _WAYS), 1)
         self._hand, self._turn = numbers(1, 0, torch.int64), numbers(1, 0, torch.int64)
         self._ends = torch.from_numpy(ends).to(place)
@@ -131,8 +163,22 @@ class RowCache:
     @property
     def bytes(self) -> int:
         """Memory of the device that it takes."""
-        mine = (self.slot_of, self._row_of, self.recent, self.rows, self.notes)
+        mine = (self.slot_of, self._row_of, self.recent, self.rows, self.notes, self.tally)
         return sum(one.nbytes for one in mine)
+
+    def counter(self) -> Callable[[], tuple[int, int, int]]:
+        """What reads the first three of `counts`, also while a refresh writes them. It keeps neither tables nor rows alive."""
+        counted = self._counted
+
+        def count() -> tuple[int, int, int]:
+            while True:
+                hits, misses, admitted, total = counted[:4].tolist()
+                if (
+                    hits + misses + admitted == total
+                ):  # all of them grow, so that no mixture of two writes has the right sum
+                    return hits, misses, admitted
+
+        return count
 
     def region(self, count: int, lookups: int) -> tuple[int, int]:
         """Where a lookup of so many rows, one of so many lookups of a step, may note rows at each step: the first place, and how many of
@@ -165,8 +211,6 @@ class RowCache:
         count, device, nobody, nowhere = self._admitted, self.notes.device, self._total, self.capacity
         each = torch.arange(count, device=device)
         missed = self.notes >= 0
-        self.counts[0] += (self.notes == _HIT).sum()
-        self.counts[1] += missed.sum()
         # The first that were noted, from another place on at each refresh, so that no lookup is always the last one.
         every = len(self.notes)
         order = (torch.arange(every, device=device) + self._turn) % every
@@ -198,7 +242,9 @@ class RowCache:
         self._copy(torch.where(admitted, rows, 0), slot)
         self.slot_of[nobody:] = -1
         self._row_of[nowhere:] = -1
-        self.counts[2] += admitted.sum()
+        each = torch.stack([(self.tally & _FOUND).sum(), (self.tally >> 32).sum(), admitted.sum()])
+        self.counts += torch.cat([each, each.sum(0, keepdim=True)])  # by one kernel, and not one after the other
+        self.tally.zero_()
         self.notes.fill_(_NOTHING)
         self._hand.add_(count * _WAYS).remainder_(self.capacity)
         self._turn.add_(every * 5 // 13).remainder_(every)
@@ -259,54 +305,56 @@ class HostTables:
         """True if any of them lies in the host's memory."""
         return bool(self._places) and any(self.find(one) is not None for one in tensors.values())
 
-    def place(self, arrays: Sequence[NDArray[Any]], memory: int) -> list[Tensor | None]:
+    def place(
+        self, arrays: Sequence[NDArray[Any]], memory: int | tuple[int, bool], alone: Collection[int] = ()
+    ) -> list[Tensor | None]:
         """Tables as the device sees them, with caches for what takes more memory than there is for them; None for each of those that
         stay on the device.
 
         Args:
             arrays: Tables, whose rows are along the first axis.
-            memory: Bytes of the device for all of them.
+            memory: Bytes of the device for all of them, and whether rows that were rounded are packed.
+            alone: Numbers of those that nothing reads but what can read rows that are packed.
 
         Raises:
             EngineError: The memory is too small.
         """
+        memory, packs = (memory, False) if isinstance(memory, int) else memory
         hosted, left = divided([*map(_size, arrays)], memory)
         found: list[Tensor | None] = [None] * len(arrays)
-        groups: dict[tuple[str, int], list[int]] = {}
+        groups: dict[tuple[str, int, bool], list[int]] = {}
         for number in hosted:
             array = arrays[number]
-            groups.setdefault((array.dtype.name, array[:1].size), []).append(number)
+            pack = packs and number in alone and is_rounded(array)
+            groups.setdefault((array.dtype.name, array[:1].size, pack), []).append(number)
         total = sum(_size(arrays[number]) for number in hosted)
-        for (_, width), numbers in groups.items():
+        for (_, width, pack), numbers in groups.items():
             own = [arrays[number] for number in numbers]
             rows = sum(map(len, own))
             share = left * sum(map(_size, own)) // total
-            each = width * own[0].dtype.itemsize + _OF_PLACE
-            capacity = min((share - 4 * rows - 4 * notes_of(self._device)) // each, rows)
+            each = (4 * words_of(width) if pack else width * own[0].dtype.itemsize) + _OF_PLACE
+            beside = 4 * rows + 4 * notes_of(self._device) + 8 * _TALLIES
+            capacity = min((share - beside) // each, rows)
             if capacity < min(_LEAST_ROWS, rows) or rows > MOST_ROWS:
-                least = (
-                    memory
-                    - left
-                    + (4 * rows + 4 * notes_of(self._device) + _LEAST_ROWS * each) * total / sum(map(_size, own))
-                )
+                least = memory - left + (beside + _LEAST_ROWS * each) * total / sum(map(_size, own))
                 enough = min(least, sum(map(_size, arrays)))
                 raise EngineError(
                     f"{memory / 1e9:.3g} GB are too little for the tables: the numbers of their rows alone take "
                     f"{4 * rows / 1e9:.3g} GB of the GPU",
                     fix=f"give at least {enough / 1e9:.3g} GB (--table-memory; in Python table_memory)",
                 )
-            for number, tensor in zip(numbers, self.cached(own, capacity), strict=True):
+            for number, tensor in zip(numbers, self.cached(own, capacity, pack), strict=True):
                 found[number] = tensor
         return found
 
-    def cached(self, arrays: Sequence[NDArray[Any]], capacity: int) -> list[Tensor]:
+    def cached(self, arrays: Sequence[NDArray[Any]], capacity: int, pack: bool = False) -> list[Tensor]:
         """Tables of one width and type, with a cache for so many of their rows: those that were made of these arrays before, while
-        somebody holds them, or new ones."""
-        key = (capacity, *map(id, arrays))
+        somebody holds them, or new ones. With `pack` rows are packed, those of integers are already."""
+        key = (capacity, pack, *map(id, arrays))
         made = [reference() for reference in self._made.get(key, ())]
         if made and all(one is not None for one in made):
             return [one for one in made if one is not None]
-        memories = [*map(_copied, arrays)]
+        memories = [packed(array) if pack and array.dtype == np.float32 else _copied(array) for array in arrays]
         tables = [_mapped(memory, self._device) for memory in memories]
         with self._device.entered():
             cache = RowCache(self._device, [table.detach().view(len(table), -1) for table in tables], capacity)
@@ -314,7 +362,7 @@ class HostTables:
             if self._own is None and self._device.is_gpu:
                 self._own = new_stream(self._device.place)
             for table, first, memory in zip(tables, cache.firsts, memories, strict=True):
-                self._places[table.data_ptr()] = CachedTable(cache, first, memory)
+                self._places[table.data_ptr()] = CachedTable(cache, first, memory, pack)
                 weakref.finalize(table, self._drop, table.data_ptr()).atexit = False
             self._steps = 0  # the new cache is empty
             self._made[key] = [weakref.ref(table) for table in tables]
@@ -397,34 +445,29 @@ class HostTables:
         places = [place for one in constants if (place := self.find(one)) is not None]
         return list({id(place.cache): place.cache for place in places}.values())
 
+    def counter(self, constants: Iterable[Tensor]) -> LookupCounts:
+        """What counts lookups in the caches of some constants, without a look at the device: see `engines.table_rows.LOOKUPS`."""
+        caches = [(one.counter(), one.row_bytes, one.bytes, one.table_bytes) for one in self._caches_of(constants)]
+
+        def count() -> tuple[int, ...]:
+            found = [0, 0, 0, 0, 0, 0]
+            for counts, row, cache, tables in caches:
+                hits, misses, admitted = counts()
+                for at, more in enumerate((hits + misses, hits, admitted, (misses + admitted) * row, cache, tables)):
+                    found[at] += more
+            return tuple(found)
+
+        return count if caches else no_lookups
+
     def facts(self, constants: Iterable[Tensor]) -> dict[str, Any]:
-        """Figures of the caches of some constants. It waits for the device."""
-        caches = self._caches_of(constants)
+        """Figures of the caches of some constants."""
+        caches = self._caches_of(constants := [*constants])
         if not caches:
             return {}
-        hits, misses, admitted = (sum(int(cache.counts[at]) for cache in caches) for at in range(3))
-        return {
-            "host_table_bytes": sum(table.nbytes for cache in caches for table in cache.tables),
-            "table_cache_bytes": sum(cache.bytes for cache in caches),
-            "table_cache_rows": sum(cache.capacity for cache in caches),
-            "table_hit_rate": hits / (hits + misses) if hits + misses else None,
-            "table_rows_admitted": admitted,
-        }
-
-
-def divided(sizes: Sequence[int], memory: int, most: int | None = None) -> tuple[list[int], int]:
-    """Numbers of the tables that go to the host, and the bytes that the others leave of a memory. Small ones stay on the device: they
-    take up to half of it, or so many bytes."""
-    most = memory // 2 if most is None else most
-    if sum(sizes) <= memory:
-        return [], memory - sum(sizes)
-    left, hosted = memory, list[int]()
-    for number in sorted(range(len(sizes)), key=lambda one: sizes[one]):
-        if not hosted and memory - left + sizes[number] <= most:
-            left -= sizes[number]
-        else:
-            hosted.append(number)
-    return sorted(hosted), left
+        found = dict(zip(LOOKUPS, self.counter(constants)(), strict=True))
+        looked_up = found["table_rows_looked_up"]
+        rate = found["table_rows_found"] / looked_up if looked_up else None
+        return {**found, "table_cache_rows": sum(cache.capacity for cache in caches), "table_hit_rate": rate}
 
 
 def _size(array: NDArray[Any]) -> int:

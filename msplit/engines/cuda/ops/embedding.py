@@ -108,10 +108,13 @@ def _term(segment: Segment, term: Term, inputs: tuple[Tensor, ...]) -> tuple[Ten
         return chosen * inputs[term.table].reshape(-1, segment.width)[term.low], None
     ids = _ids(term, chosen)
     valid = None if term.valid_from == LOWEST else ids >= term.valid_from
-    table = inputs[term.table].reshape(-1, segment.width)
+    table = inputs[term.table]
+    place = Device.of(table.device).owned(HostTables).find(table)
+    packed = place is not None and place.packed
     ids = ids if valid is None else ids.where(valid, 0)
-    rows, place = take(table, ids), Device.of(table.device).owned(HostTables).find(table)
-    rows = rows if place is None else place.taken(ids, rows)
+    rows = take(table if packed else table.reshape(-1, segment.width), ids)
+    rows = rows if place is None else place.taken(ids, rows, valid)
+    rows = place.unpacked(rows, segment.width) if place is not None and packed else rows
     if valid is not None:
         rows = or_zeros(valid.unsqueeze(-1), rows)
     return rows[:, 0] if term.count == 1 else rows.sum(1, dtype=rows.dtype), valid

@@ -178,8 +178,10 @@ class Tracer:
         memory = self.graph.table_memory
         if memory is None or self.device.type == "meta":
             return {}
-        keys = lookup_tables(self.graph)
-        found = Device.of(self.device).owned(HostTables).place([self.graph.constants[key] for key in keys], memory)
+        keys, arrays = lookup_tables(self.graph), self.graph.constants
+        others = {key for op in self.graph.ops.values() if op.op != "_Columns" for key in op.inputs}
+        alone = [number for number, key in enumerate(keys) if key not in others]
+        found = Device.of(self.device).owned(HostTables).place([arrays[key] for key in keys], memory, alone)
         return {key: tensor for key, tensor in zip(keys, found, strict=True) if tensor is not None}
 
     def run(self, op: Op) -> bool:

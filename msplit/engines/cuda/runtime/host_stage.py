@@ -18,6 +18,7 @@ from msplit.engines.cuda.ir.interpret import as_tuple, call, static_slots
 from msplit.engines.cuda.ir.lowering import listed, table
 from msplit.engines.host.program import HostGraph, HostProgram
 from msplit.engines.host.table import HostNode, Run
+from msplit.engines.table_rows import TableOptions
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
@@ -38,7 +39,7 @@ class HostOptions:
 
     op_libraries: Sequence[Path] = ()
     timeout: float | None = None
-    table_memory: int | None = None
+    table_memory: TableOptions | None = None
 
 
 class HostStage:

@@ -21,6 +21,7 @@ from msplit.engines.cuda.device.device import Device, precision, priorities
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels import store
+from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.engines.cuda.kernels.store import Store, file_of
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
@@ -30,6 +31,7 @@ from msplit.engines.cuda.runtime.memcpy import HostMemory
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored import renewal
 from msplit.engines.cuda.stored.program import Restored, StoredTables, Weights, pack, unpack
+from msplit.engines.table_rows import LookupCounts
 from msplit.schedule.plan import Plan
 
 _KERNEL_BYTES = 10 << 10
@@ -130,6 +132,11 @@ class Opened:
         graph."""
         static = all(not bucket.compiled.dynamic for bucket in buckets)
         return self._options.on_gpu and self._options.capture and static
+
+    def lookups(self, buckets: Iterable[Restored]) -> LookupCounts:
+        """What counts rows that steps of these look up in tables of the host's memory."""
+        every = [one for bucket in buckets for one in bucket.compiled.program.constants.values()]
+        return Device.of(self._place).owned(HostTables).counter(every)
 
     @property
     def weight_bytes(self) -> int:

@@ -36,6 +36,7 @@ from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove, untimed_plan
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.engines.cuda.stored.steps import key_of, pack_step, unpack_step
+from msplit.engines.table_rows import INT8
 from msplit.engines.user_rows import UserRows
 from msplit.schedule.plan import Plan
 
@@ -80,7 +81,7 @@ class Weights:
             self.sizes[hosted] += data.numel() + -data.numel() % ALIGNED
         start = self.blocks[name][0] + tensor.storage_offset() * tensor.element_size()
         where = [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride()), start + hosted * _HOST]
-        return where if place is None else [*where, place.cache.capacity]
+        return where if place is None else [*where, place.cache.capacity, *[INT8] * place.packed]
 
     def memory(self) -> NDArray[np.uint8]:
         """Bytes of the file in one array."""
@@ -135,15 +136,17 @@ class StoredTables:
         Raises:
             ValueError: One lies outside of the file.
         """
-        groups: dict[tuple[str, int, int], dict[Key, NDArray[Any]]] = {}
-        for key, (name, shape, _, start, capacity) in wanted.items():
+        groups: dict[tuple[str, int, int, bool], dict[Key, NDArray[Any]]] = {}
+        for key, (name, shape, _, start, capacity, *packed) in wanted.items():
             array, width = self._array(name, tuple(shape), start - _HOST), math.prod(shape[1:])
-            groups.setdefault((name, width, capacity), {})[key] = array
+            if packed and (packed, name, len(shape)) != ([INT8], "int32", 2):
+                raise ValueError("rows of a table are packed in no known way")
+            groups.setdefault((name, width, capacity, bool(packed)), {})[key] = array
         found: dict[Key, torch.Tensor] = {}
-        for (_, _, capacity), arrays in groups.items():
+        for (_, _, capacity, pack), arrays in groups.items():
             if not 0 < capacity <= sum(map(len, arrays.values())):
                 raise ValueError("a cache has no size")
-            tensors = Device.of(self.place).owned(HostTables).cached([*arrays.values()], capacity)
+            tensors = Device.of(self.place).owned(HostTables).cached([*arrays.values()], capacity, pack)
             found |= dict(zip(arrays, tensors, strict=True))
         return found
 

@@ -26,6 +26,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executables import Compiled, executable_of
 from msplit.engines.cuda.runtime.host import Counting
 from msplit.engines.cuda.stored.steps import pack_step
+from msplit.engines.table_rows import is_rounded, packed
 from msplit.errors import EngineError
 from msplit.schedule.plan import Plan
 
@@ -163,7 +164,12 @@ def rows_of(
         if not keys or not done.issuperset(lookups):
             return []
         for table in [program.constants[key] for key in sorted(keys)]:
-            rows, numbers = (to_torch(array, table.device) for array in (old, ids))
+            place, values = Device.of(table.device).owned(HostTables).find(table), (old, new)
+            if place is not None and place.packed:
+                if not all(map(is_rounded, values)):
+                    return []
+                values = packed(old), packed(new)
+            rows, numbers = (to_torch(array, table.device) for array in (values[0], ids))
             alike = table.is_contiguous() and (table.dtype, table.shape[1:]) == (rows.dtype, rows.shape[1:])
             bits = _BITS.get(table.element_size(), table.dtype)  # PyTorch selects no rows of unsigned numbers
             if not alike or not _same(table.view(bits).index_select(0, numbers), rows.view(bits)):
@@ -173,7 +179,7 @@ def rows_of(
                 start = program.constants[key].data_ptr()
                 if first - _span(program.constants[key]) < start < end:
                     return []
-            found[first] = table.view(bits), numbers, to_torch(new, table.device).view(bits)
+            found[first] = table.view(bits), numbers, to_torch(values[1], table.device).view(bits)
     return [*found.values()]
 
 

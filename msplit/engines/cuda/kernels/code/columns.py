@@ -2,15 +2,15 @@
 
 One launch, in which programs do one of three things, told apart by their number:
 
-* of *plain* columns, one row of a table or of a tensor per row, some hundred elements each, whatever the column's width is: no lane
-  is lost to a width that is no power of two, and where everything lies at multiples of 16 bytes so much moves at once;
-* of columns that *sum*, or that find their ids by bisection or modulo, a tile of rows, of ids per row and of columns. All ids of a
-  tile are loaded at once and then all their rows: such a column takes the latency of one chain of four or five loads, where a loop over
-  the ids would take as many chains. Columns of two shapes can have tiles of two shapes.
+* of *plain* columns, one row of a table or of a tensor per row, some hundred elements each, whatever the column's width is: no lane is
+  lost to a width that is no power of two, and where everything lies at multiples of 16 bytes so much moves at once;
+* of columns that *sum*, or that find their ids by bisection or modulo, a tile of rows, of ids per row and of columns. All ids of a tile
+  are loaded at once and then all their rows: such a column takes the latency of one chain of four or five loads, where a loop over the ids
+  would take as many chains. Columns of two shapes can have tiles of two shapes.
 
-All that differs from column to column comes from tables in device memory (`embedding` makes them), so that one compiled kernel
-serves any mixture of columns. Lookup tables are found by their addresses; ids and copied rows lie in at most two blocks of memory, and are
-found by their distance from the block's start, which is the same in every run while the block itself need not be.
+All that differs from column to column comes from tables in device memory (`embedding` makes them): one compiled kernel serves any mixture.
+Lookup tables are found by their addresses; ids and copied rows lie in at most two blocks of memory, and are found by their distance from
+the block's start, which is the same in every run while the block itself need not be.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _in_cache(entry, index, place, read, address, pitch, BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _in_cache(entry, index, place, read, address, pitch):  # type: ignore[no-untyped-def]
     """Addresses of rows: those in a cache where they are there. It tells the cache which rows were read, and which it does not have.
 
-    `entry` is six numbers: addresses of the places of the table's rows, of the cache's rows and of their ages; the number that the table's
-    first row has for the cache; the address of the notes, and how many rows are noted. They are 0 for tables that have no cache.
+    `entry` is eight numbers, 0 for tables without a cache: addresses of the places of the table's rows, of the cache's rows and of their
+    ages; the number that the table's first row has for the cache; the address of the notes, or 0 where another column notes the same, and
+    how many rows are noted; the address of the tallies; and where in a packed row its scale is. `pitch` is bytes from row to row. The
+    second result is what each row adds to a tally.
     """
     places = tl.load(entry)
     kept = read & (places != 0)
@@ -34,7 +36,16 @@ def _in_cache(entry, index, place, read, address, pitch, BYTES: tl.constexpr):  
     notes = tl.load(entry + 4)
     noted = tl.where(hit, -1, tl.load(entry + 3) + index).to(tl.int32)
     tl.store((notes + place * 4).to(tl.pointer_type(tl.int32)), noted, mask=kept & (place < tl.load(entry + 5)))
-    return tl.where(hit, tl.load(entry + 1) + slot * pitch * BYTES, address)
+    seen = tl.where(kept & (notes != 0), tl.where(hit, 1, 1 << 32), 0).to(tl.int64)
+    return tl.where(hit, tl.load(entry + 1) + slot * pitch, address), seen
+
+
+@triton.jit
+def _count(entry, seen, lane):  # type: ignore[no-untyped-def]
+    """Adds what rows of a program have come to, for each of its lanes, to one of the tallies (there are 1024)."""
+    cell = (tl.program_id(0) + lane) & 1023
+    tally = (tl.load(entry + 6) + cell * 8).to(tl.pointer_type(tl.int64))
+    tl.atomic_add(tally, seen, mask=seen != 0, sem="relaxed")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -54,9 +65,10 @@ def _plain(  # type: ignore[no-untyped-def]
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
     CACHED: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     # (Triton's interpreter can not mask by what is loaded as a scalar.)
-    column = plain + (tl.load(work).to(tl.int64) * 24 + tl.zeros([1], tl.int64))
+    column = plain + (tl.load(work).to(tl.int64) * 32 + tl.zeros([1], tl.int64))
     first_row = tl.load(work + 1)
     start = tl.load(column)
     step = tl.load(column + 1)
@@ -90,17 +102,28 @@ def _plain(  # type: ignore[no-untyped-def]
         index = tl.where(kind == 2, long, index)
     index = tl.minimum(tl.maximum(index, low), high) + offset
     known = (index >= valid_from) & (index >= 0) & (index < size)
-    address = tl.where(kind == 0, base + row * stride * BYTES, table + index * pitch * BYTES)
+    address = tl.where(kind == 0, base + row * stride * BYTES, table + index * pitch)
     read = here & (known | (kind == 0))
     if CACHED:
-        address = _in_cache(column + 18, index, row, read, address, pitch, BYTES)
+        address, seen = _in_cache(column + 18, index, row, read, address, pitch)
     side = tl.arange(0, VECTOR)
     place = (address + left * BYTES).to(tl.pointer_type(ELEMENT))[:, None] + side[None, :]
     target = (out + start + row * step + left)[:, None] + side[None, :]
     if VECTOR > 1:
         place = tl.max_contiguous(tl.multiple_of(place, [1, 16]), [1, VECTOR])
         target = tl.max_contiguous(tl.multiple_of(target, [1, 16 * OUT_BYTES // BYTES]), [1, VECTOR])
-    values = tl.load(place, mask=tl.broadcast_to(read[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
+    if PACKED:
+        scale_at = tl.load(column + 25)
+        packed = read & (scale_at != 0)
+        values = tl.load(place, mask=tl.broadcast_to((read & ~packed)[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
+        numbers = (address + left).to(tl.pointer_type(tl.int8))[:, None] + side[None, :]
+        if VECTOR > 1:
+            numbers = tl.max_contiguous(tl.multiple_of(numbers, [1, VECTOR]), [1, VECTOR])
+        small = tl.load(numbers, mask=tl.broadcast_to(packed[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
+        factor = tl.load((address + scale_at).to(tl.pointer_type(tl.float32)), mask=packed, other=0)
+        values = tl.where(packed[:, None], (small.to(tl.float32) * factor[:, None]).to(ELEMENT), values)
+    else:
+        values = tl.load(place, mask=tl.broadcast_to(read[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
     if WEIGHTED:
         given = (base + row * stride * BYTES).to(tl.pointer_type(ELEMENT))
         weight = tl.load(given, mask=here & (kind == 5), other=1).to(SUM)
@@ -109,6 +132,8 @@ def _plain(  # type: ignore[no-untyped-def]
         scale = tl.load(column + 16).to(tl.float64, bitcast=True).to(SUM)
         values = (values.to(SUM) * scale[:, None]).to(ELEMENT)
     tl.store(target, values.to(out.dtype.element_ty), mask=tl.broadcast_to(here[:, None], (BLOCK // VECTOR, VECTOR)))
+    if CACHED:  # behind what others wait for; of several lanes of a row one counts
+        _count(column + 18, tl.zeros([1], tl.int64) + tl.sum(tl.where(left == 0, seen, 0), 0), 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -135,6 +160,7 @@ def _summed(  # type: ignore[no-untyped-def]
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
     CACHED: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     segment = segments + tl.load(work).to(tl.int64) * 12
     row = tl.load(work + 1) + tl.arange(0, ROWS)
@@ -154,6 +180,7 @@ def _summed(  # type: ignore[no-untyped-def]
     column = tl.arange(0, WIDTH)
     total = tl.zeros([ROWS, WIDTH], SUM)
     counted = tl.zeros([ROWS], tl.float32)
+    seen = tl.zeros([ROWS, IDS], tl.int64)
     for begin in range(0, term_count * most, IDS):
         slot = begin + tl.arange(0, IDS)[None, :]
         number = slot // most
@@ -181,9 +208,8 @@ def _summed(  # type: ignore[no-untyped-def]
             tl.int64
         )
         if LONG:
-            narrow = tl.load(term + 9)
             long = tl.load((base + place * 8).to(tl.pointer_type(tl.int64)), mask=active & (kind == 2), other=0)
-            long = tl.where(narrow != 0, long.to(tl.int32).to(tl.int64), long)
+            long = tl.where(tl.load(term + 9) != 0, long.to(tl.int32).to(tl.int64), long)
             index = tl.where(kind == 2, long, index)
         if EDGES:
             value = index.to(tl.float32).to(tl.float64)
@@ -216,12 +242,28 @@ def _summed(  # type: ignore[no-untyped-def]
         counted += tl.sum(valid.to(tl.float32), 1)
         copied = kind == 0
         read = valid & (copied | ((index >= 0) & (index < size)))
-        address = tl.where(copied, base + place * BYTES, table + index * pitch * BYTES)
+        bytes_of_row = pitch * BYTES + tl.zeros([1, IDS], tl.int64)
+        if PACKED:
+            scale_at = tl.load(term + 23)
+            bytes_of_row = tl.where(scale_at != 0, scale_at + 4, bytes_of_row)
+        address = tl.where(copied, base + place * BYTES, table + index * bytes_of_row)
         if CACHED:
-            address = _in_cache(term + 16, index, row[:, None] * count + nth, read, address, pitch, BYTES)
-        address += skipped * BYTES
-        rows_of_table = address.to(tl.pointer_type(ELEMENT))[:, :, None] + column[None, None, :]
-        values = tl.load(rows_of_table, mask=read[:, :, None] & (column < width)[None, None, :], other=0)
+            address, new = _in_cache(term + 16, index, row[:, None] * count + nth, read, address, bytes_of_row)
+            if SINGLE:
+                seen += new
+            else:
+                _count(term + 16, tl.sum(new, 0)[None, :], tl.arange(0, IDS)[None, :])
+        inside = (column < width)[None, None, :]
+        rows_of_table = (address + skipped * BYTES).to(tl.pointer_type(ELEMENT))[:, :, None] + column[None, None, :]
+        if PACKED:
+            packed = read & (scale_at != 0)
+            numbers = (address + skipped).to(tl.pointer_type(tl.int8))[:, :, None] + column[None, None, :]
+            small = tl.load(numbers, mask=packed[:, :, None] & inside, other=0)
+            factor = tl.load((address + scale_at).to(tl.pointer_type(tl.float32)), mask=packed, other=0)
+            values = tl.load(rows_of_table, mask=(read & ~packed)[:, :, None] & inside, other=0)
+            values = tl.where(packed[:, :, None], (small.to(tl.float32) * factor[:, :, None]).to(ELEMENT), values)
+        else:
+            values = tl.load(rows_of_table, mask=read[:, :, None] & inside, other=0)
         values = values.to(SUM)
         if WEIGHTED:
             given = (base + place * BYTES).to(tl.pointer_type(ELEMENT))
@@ -238,6 +280,9 @@ def _summed(  # type: ignore[no-untyped-def]
         total = total.to(ELEMENT).to(SUM) * scale
     target = out + start + (row * step)[:, None] + column[None, :]
     tl.store(target, total.to(ELEMENT).to(out.dtype.element_ty), mask=here[:, None] & (column < width)[None, :])
+    if CACHED and SINGLE:
+        entry = terms + (first_term * 24 + 16 + tl.zeros([1], tl.int64))
+        _count(entry, tl.zeros([1], tl.int64) + tl.sum(tl.sum(seen, 1), 0), 0)
 
 
 @triton.jit(do_not_specialize=["first_programs", "second_programs"])  # type: ignore[untyped-decorator]
@@ -274,14 +319,15 @@ def fill_columns(  # type: ignore[no-untyped-def]
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
     CACHED: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """See the module and `embedding.Tables`, whose fields the arguments are.
 
     The first programs do tiles of the first shape (ROWS is 0 where there are none), the second ones those of the second, and the rest
-    plain columns (BLOCK is 0 where there are none). ELEMENT, BYTES: of what is read, and summed in the type SUM.
-    OUT_BYTES: of an element of the outputs. LONG, FLOAT, DOUBLE, EDGES, MODULO: whether any ids are int64, any values float32 or float64,
-    and whether any term has boundaries or a modulo.
-    WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number. CACHED: whether any table has a cache.
+    plain columns (BLOCK is 0 where there are none). ELEMENT, BYTES: of what is read, and summed in the type SUM. OUT_BYTES: of an element
+    of the outputs. LONG, FLOAT, DOUBLE, EDGES, MODULO: whether any ids are int64, any values float32 or float64, and whether any term has
+    boundaries or a modulo. WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number. CACHED, PACKED: whether
+    any table has a cache, or rows that are packed.
     """
     program = tl.program_id(0)
     mine = work + program.to(tl.int64) * 2
@@ -289,16 +335,16 @@ def fill_columns(  # type: ignore[no-untyped-def]
         if ROWS > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS, IDS, WIDTH, SINGLE, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED,
+                ROWS, IDS, WIDTH, SINGLE, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED, PACKED,
             )  # fmt: skip
     elif program < first_programs + second_programs:
         if ROWS2 > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS2, IDS2, WIDTH2, SINGLE2, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED,
+                ROWS2, IDS2, WIDTH2, SINGLE2, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED, PACKED,
             )  # fmt: skip
     else:
         if BLOCK > 0:
             _plain(
-                shared, extra, out, mine, plain, BLOCK, VECTOR, ELEMENT, BYTES, OUT_BYTES, SUM, LONG, WEIGHTED, SCALED, CACHED,
+                shared, extra, out, mine, plain, BLOCK, VECTOR, ELEMENT, BYTES, OUT_BYTES, SUM, LONG, WEIGHTED, SCALED, CACHED, PACKED,
             )  # fmt: skip

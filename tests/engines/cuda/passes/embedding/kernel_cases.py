@@ -19,6 +19,7 @@ from msplit.engines.cuda.kernels import embedding, host_tables
 from msplit.engines.cuda.kernels.embedding import HIGHEST, LOWEST, Columns, Segment, Term, fill
 from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.engines.cuda.ops import embedding as lowered
+from msplit.engines.table_rows import is_rounded, rounded
 
 WIDTHS = (1, 1, 3, 4, 8, 16, 33, 64, 130, 300)
 
@@ -115,16 +116,39 @@ def in_host_memory(chance: np.random.Generator, spec: Columns, inputs: list[torc
     numbers = {
         term.table for segment in spec.segments for term in segment.terms if term.table >= 0 and not term.weighted
     }
-    groups: dict[int, list[int]] = {}
+    groups: dict[tuple[int, bool], list[int]] = {}
     for number in sorted(numbers):
         if chance.random() < 0.7:
-            groups.setdefault(inputs[number].shape[1], []).append(number)
-    for numbers in groups.values():
+            packs = bool(is_rounded(to_numpy(inputs[number])) and chance.random() < 0.8)
+            groups.setdefault((inputs[number].shape[1], packs), []).append(number)
+    for (_, packs), numbers in groups.items():
         arrays = [to_numpy(inputs[number]) for number in numbers]
-        made = Device.of(device).owned(HostTables).cached(arrays, int(chance.choice([1, 3, 40])))
+        made = Device.of(device).owned(HostTables).cached(arrays, int(chance.choice([1, 3, 40])), packs)
         for number, tensor in zip(numbers, made, strict=True):
             result[number] = tensor
     return result
+
+
+def with_rounded_rows(chance: np.random.Generator, spec: Columns, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, the rows of some tables of float32 as int8 with a scale can have them."""
+    result = list(inputs)
+    for number in sorted({term.table for segment in spec.segments for term in segment.terms if term.table >= 0}):
+        table = inputs[number]
+        if table.dtype == torch.float32 and table.isfinite().all() and chance.random() < 0.6:
+            result[number] = torch.from_numpy(rounded("table", table.numpy())[0])
+    return result
+
+
+def lookups_of(spec: Columns, inputs: list[torch.Tensor], hosted: set[int]) -> int:
+    """Rows that a step looks up in some of the tables: a column that is read twice, or in pieces, counts once."""
+    terms = {id(term): (term, segment) for segment in spec.segments for term in segment.terms}
+    found = 0
+    for term, segment in terms.values():
+        if term.table in hosted and not term.weighted:
+            source = inputs[term.source].contiguous().reshape(-1)
+            ids = lowered._ids(term, torch.as_strided(source, (segment.rows, term.count), (term.step, 1), term.first))
+            found += int(((ids >= max(term.valid_from, 0)) & (ids < len(inputs[term.table]))).sum())
+    return found
 
 
 def expected_of(spec: Columns, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -147,7 +171,7 @@ def main() -> None:
     device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
     chance = np.random.default_rng(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     tries = int(sys.argv[1])
-    interpreted, hits = device.type == "cpu", 0
+    interpreted, hits, packed = device.type == "cpu", 0, 0
     if interpreted:
         host_tables.can_launch = lambda _: True
     host_tables._EVERY, host_tables._NOTES, host_tables._NOTES_OF_CPU = 1, 1 << 12, 1 << 12
@@ -156,6 +180,7 @@ def main() -> None:
         # Fewer programs, of larger tiles, and fewer rows where each takes an interpreter milliseconds.
         embedding.PROGRAMS = 1 if interpreted else int(chance.choice([1, 264, 10_000]))
         spec, inputs = spec_of(chance, dtype, [1, 2, 5] if interpreted else [1, 2, 5, 64, 100])
+        inputs = with_rounded_rows(chance, spec, inputs)
         expected = expected_of(spec, inputs)
         result = str(chance.choice([dtype, "float16", "bfloat16"])) if dtype == "float32" else dtype
         sources = sorted({term.source for segment in spec.segments for term in segment.terms})
@@ -163,7 +188,9 @@ def main() -> None:
         for shared in ([], sources, sources[1:]):
             given = in_one_block([tensor.to(device) for tensor in inputs], shared)
             given = in_host_memory(chance, spec, given) if shared or interpreted else given
-            for _ in range(3 if tables.has(dict(enumerate(given))) else 2):
+            places = {number: place for number, one in enumerate(given) if (place := tables.find(one)) is not None}
+            steps = 3 if places else 2
+            for _ in range(steps):
                 outputs = lowered.empty_outputs(spec, device, result)
                 with tables.step(None if interpreted else torch.cuda.current_stream()):
                     fill(spec, tuple(given), outputs)
@@ -171,8 +198,18 @@ def main() -> None:
                     tolerance = {"float32": 1e-5, "float64": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}[result]
                     wide = {"rtol": tolerance, "atol": tolerance * 3, "equal_nan": True}
                     assert torch.allclose(output.cpu().to(right.dtype), right, **wide), f"{spec}\n{output}\n{right}"
-            hits += sum(int(cache.counts[0]) for cache in tables.caches)
+            if not interpreted:
+                torch.cuda.synchronize()
+            counts = [
+                cache.counter()() for cache in {id(place.cache): place.cache for place in places.values()}.values()
+            ]
+            found = sum(found for found, _, _ in counts)
+            total = steps * lookups_of(spec, inputs, {*places})
+            assert found + sum(missed for _, missed, _ in counts) == total, f"{spec}\n{counts} {total}"
+            hits += found
+            packed += any(place.packed for place in places.values())
     assert hits, "no row was found in a cache"
+    assert packed or tries < 5, "no rows were packed"
     sys.stdout.write(f"{tries} agree\n")
 
 

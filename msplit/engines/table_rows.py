@@ -1,0 +1,196 @@
+"""Lookup tables that do not fit on the GPU: which leave it, what is counted of them, and their rows as int8 with a scale.
+
+A row is numbers from -127 to 127 times one float32 number, its scale: the largest magnitude of the row by 127, cut to 17 bits of mantissa.
+So each product is exact in float32, whoever computes it, and rows that were rounded once are not changed by another time. A model whose
+rows were rounded so is a model like any other: what it gives is held against TensorFlow on the same rows, to the same tolerances, and what
+the rounding itself does is told apart.
+
+In memory a row is words of 4 bytes: its numbers, zeros up to a multiple of 16 bytes, and last the scale.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.core.arguments import number
+from msplit.errors import EngineError, MsplitError
+
+LOOKUPS = (
+    "table_rows_looked_up",
+    "table_rows_found",
+    "table_rows_admitted",
+    "table_bus_bytes",
+    "table_cache_bytes",
+    "host_table_bytes",
+)
+"""Figures of tables that stay in the host's memory: rows that were looked up, those of them that the cache had, rows that came into it,
+bytes that all others and those that came in took over the bus, and memory of the cache and of the tables."""
+LookupCounts = Callable[[], tuple[int, ...]]
+"""Gives these figures as of now. It waits for nobody, and costs no step anything."""
+
+
+def no_lookups() -> tuple[int, ...]:
+    """Figures of a model that has no such tables."""
+    return (0,) * len(LOOKUPS)
+
+
+INT8 = "int8"
+_MOST = 127
+_KEPT = np.int32(-1 << 7)
+"""Mask of the bits of a scale that stay."""
+_LEAST = np.finfo(np.float32).tiny
+"""A row whose scale would be less is zeros: processors differ in smaller numbers."""
+_ALIGNED = 16
+_AT_ONCE = 1 << 20
+"""Elements that a thread looks at together."""
+_SAMPLE = 64
+"""Rows that are looked at before all are."""
+
+T = TypeVar("T")
+Array = NDArray[Any]
+
+
+class TableOptions(NamedTuple):
+    """Bytes of the GPU for lookup tables, and True if rows of those that leave it are int8 with a scale."""
+
+    bytes: int
+    int8: bool = False
+
+    @classmethod
+    def read(cls, given: object, group: bool = True) -> TableOptions:
+        """What a caller says: GB, or a text such as ``4,rows=int8``; without `group` there is no kernel that reads such rows.
+
+        Raises:
+            MsplitError: It is neither, or that can not be.
+        """
+        memory, _, rows = given.partition(",") if isinstance(given, str) else (given, "", "")
+        fix = "give GB, and for rows of int8 with a scale rows=int8 behind it: 4,rows=int8"
+        if rows not in ("", f"rows={INT8}"):
+            raise MsplitError(f"the rows of tables are {rows!r}", fix=fix)
+        if rows and not group:
+            said = "rows of int8 need the kernel of all columns, and group is off"
+            raise MsplitError(said, fix="leave one of both out")
+        try:
+            memory = float(memory) if isinstance(memory, str) else memory
+        except ValueError:
+            raise MsplitError(f"the memory for tables is {given!r}", fix=fix) from None
+        return cls(int(number("the memory for tables", memory, above=True) * 1e9), bool(rows))
+
+
+def divided(sizes: Sequence[int], memory: int, most: int | None = None) -> tuple[list[int], int]:
+    """Numbers of the tables that go to the host, and the bytes that the others leave of a memory. Small ones stay on the device: they
+    take up to half of it, or so many bytes."""
+    most = memory // 2 if most is None else most
+    if sum(sizes) <= memory:
+        return [], memory - sum(sizes)
+    left, hosted = memory, list[int]()
+    for at in sorted(range(len(sizes)), key=lambda one: sizes[one]):
+        if not hosted and memory - left + sizes[at] <= most:
+            left -= sizes[at]
+        else:
+            hosted.append(at)
+    return sorted(hosted), left
+
+
+def words_of(width: int) -> int:
+    """Words that a row of so many elements takes."""
+    return -(-(width + 4) // _ALIGNED) * _ALIGNED // 4
+
+
+def _over(array: Array, run: Callable[[slice], T]) -> Iterator[T]:
+    """Runs a function on parts of a table, several at a time."""
+    rows = max(_AT_ONCE // max(array[:1].size, 1), 1)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        yield from threads.map(run, [slice(begin, begin + rows) for begin in range(0, len(array), rows)])
+
+
+def _matrix(rows: Array) -> Array:
+    return np.ascontiguousarray(rows).reshape(len(rows), -1)
+
+
+def _quantized(rows: Array) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Numbers of rows of float32, a matrix, and the scale of each, a column; a scale is not finite where a row is not."""
+    scale = (np.abs(rows).max(1, initial=0, keepdims=True) / np.float32(_MOST)).view(np.int32) & _KEPT
+    scale = scale.view(np.float32)
+    scale[scale < _LEAST] = 0
+    with np.errstate(all="ignore"):
+        numbers = np.rint(rows / scale)
+    return np.where((scale > 0) & np.isfinite(scale), numbers, 0).clip(-_MOST, _MOST).astype(np.int8), scale
+
+
+def rounded(name: str, array: Array) -> tuple[Array, float, float]:
+    """A table of float32 with its rows rounded, and the largest and the mean distance of an element.
+
+    Raises:
+        EngineError: A row is not finite.
+    """
+    found = np.empty_like(array)
+
+    def round_part(part: slice) -> tuple[float, float]:
+        rows = _matrix(array[part])
+        numbers, scale = _quantized(rows)
+        if not np.isfinite(scale).all():
+            row = part.start + int(np.flatnonzero(~np.isfinite(scale[:, 0]))[0])
+            what = f"row {row} of table {name} has numbers that are not finite, which int8 with a scale can not be"
+            raise EngineError(what, fix="leave rows=int8 out (--table-memory; in Python table_memory)")
+        values = numbers * scale
+        found[part] = values.reshape(found[part].shape)
+        far = np.abs(values.astype(np.float64) - rows)
+        return float(far.max(initial=0)), float(far.sum())
+
+    errors = [*_over(array, round_part)]
+    return found, max(most for most, _ in errors), sum(total for _, total in errors) / array.size
+
+
+def is_rounded(array: Array) -> bool:
+    """True if all rows of a table were rounded, so that nothing is lost where they are packed."""
+
+    def is_exact(part: slice) -> bool:
+        numbers, scale = _quantized(rows := _matrix(array[part]))
+        return bool(np.array_equal(numbers * scale, rows))
+
+    if array.dtype != np.float32 or array.ndim < 2 or not array.size:
+        return False
+    return is_exact(slice(0, _SAMPLE)) and all(_over(array, is_exact))
+
+
+def packed(array: Array) -> Array:
+    """Rows of a table that was rounded, as words."""
+    found = np.zeros((len(array), words_of(array[:1].size)), np.int32)
+
+    def pack(part: slice) -> None:
+        numbers, scale = _quantized(_matrix(array[part]))
+        found[part].view(np.int8)[:, : numbers.shape[1]] = numbers
+        found[part, -1:] = scale.view(np.int32)
+
+    list(_over(array, pack))
+    return found
+
+
+@dataclass(frozen=True)
+class RoundedTables:
+    """Tables of a model whose rows are rounded.
+
+    Attributes:
+        names: Variables, and constants of a frozen graph.
+        errors: Largest and mean distance of the elements of each.
+    """
+
+    names: Sequence[str] = ()
+    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def of(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Values by name, those of such tables rounded. Raises what `rounded` does."""
+        found = dict(values)
+        for name in self.names:
+            if name in found:
+                found[name], *errors = rounded(name, found[name])
+                self.errors[name] = (errors[0], errors[1])
+        return found

@@ -1,0 +1,114 @@
+"""Rows of tables as int8 with a scale, and what asks for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from msplit.engines import table_rows
+from msplit.engines.table_rows import RoundedTables, TableOptions, is_rounded, packed, rounded, words_of
+from msplit.errors import MsplitError
+
+LARGEST = float(np.finfo(np.float32).max)
+TINY = float(np.finfo(np.float32).tiny)
+tables = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 6), st.integers(1, 33)),
+    elements=st.one_of(
+        st.floats(-4, 4, width=32),
+        st.floats(width=32, allow_nan=False, allow_infinity=False),
+        st.sampled_from([0.0, -0.0, LARGEST, -LARGEST, TINY, TINY / 2, 1e-45, 127.0]),
+    ),
+)
+
+
+def unpacked(words: np.ndarray, width: int) -> np.ndarray:
+    """By another way than `table_rows` and the kernels have: number by number."""
+    data = words.tobytes()
+    rows = []
+    for number in range(len(words)):
+        row = data[number * words.shape[1] * 4 :][: words.shape[1] * 4]
+        scale = np.frombuffer(row[-4:], np.float32)[0]
+        rows.append([np.float32((one - 256 if one > 127 else one) * float(scale)) for one in row[:width]])
+    return np.array(rows, np.float32)
+
+
+@settings(max_examples=300, deadline=None)
+@given(table=tables)
+def test_rows_are_near_and_are_not_changed_by_another_time(table: np.ndarray) -> None:
+    found, most, mean = rounded("table", table)
+    far = np.abs(found.astype(np.float64) - table)
+    bound = np.abs(table).max(1, keepdims=True) / 127.0 / 2
+    assert (far <= np.maximum(bound * (1 + 2**-14), 127 * TINY)).all()
+    assert most == far.max()
+    assert mean == pytest.approx(far.mean())
+    assert is_rounded(found)
+    again, most, _ = rounded("table", found)
+    np.testing.assert_array_equal(again, found)
+    assert most == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(table=tables)
+def test_words_hold_what_was_rounded(table: np.ndarray) -> None:
+    found, _, _ = rounded("table", table)
+    words = packed(found)
+    assert words.shape == (len(table), words_of(table.shape[1]))
+    assert words.shape[1] % 4 == 0
+    np.testing.assert_array_equal(unpacked(words, table.shape[1]), found)
+
+
+def test_large_tables_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_rows, "_AT_ONCE", 64)
+    table = np.random.default_rng(0).standard_normal((1000, 3, 4)).astype(np.float32)
+    found, _, _ = rounded("table", table)
+    one_by_one = np.concatenate([rounded("table", table[at : at + 1])[0] for at in range(len(table))])
+    np.testing.assert_array_equal(found, one_by_one)
+    np.testing.assert_array_equal(unpacked(packed(found), 12), found.reshape(1000, 12))
+    assert not is_rounded(table)
+    found[700, 1, 1] *= 1.001  # behind what is looked at first
+    assert not is_rounded(found)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_are_refused_by_name(wrong: float) -> None:
+    table = np.ones((5000, 4), np.float32)
+    table[4321, 2] = wrong
+    with pytest.raises(MsplitError, match="row 4321 of table users has numbers that are not finite"):
+        rounded("users", table)
+    assert not is_rounded(table)
+
+
+def test_other_types_are_left_alone() -> None:
+    for dtype in ("float16", "float64", "int32", "int8"):
+        assert not is_rounded(np.ones((4, 4), dtype))
+
+
+def test_only_the_tables_that_are_named_are_rounded() -> None:
+    table = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    tables = RoundedTables(["one"])
+    found = tables.of({"one": table, "two": table})
+    assert found["two"] is table
+    assert is_rounded(found["one"])
+    assert [*tables.errors] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [(4, (4_000_000_000, False)), ("0.5", (500_000_000, False)), ("4,rows=int8", (4_000_000_000, True))],
+)
+def test_what_asks_for_them(given_: Any, expected: tuple[int, bool]) -> None:
+    assert TableOptions.read(given_) == expected
+
+
+@pytest.mark.parametrize("wrong", ["", "four", "4,rows=int4", "4,int8", "-1", 0, "nan", "4,rows=int8,", [4]])
+def test_what_can_not_be_asked_for(wrong: Any) -> None:
+    with pytest.raises(MsplitError):
+        TableOptions.read(wrong)
+    with pytest.raises(MsplitError, match="group is off"):
+        TableOptions.read("4,rows=int8", group=False)
