@@ -120,6 +120,17 @@ def pack(node: HostNode) -> Run:
     return run
 
 
+@host_op("BroadcastTo", native="")
+def broadcast_to(node: HostNode) -> Run:
+    """The value again and again along axes of one element."""
+
+    def run(x: Array, shape: Array) -> Array:
+        check_size(*shape.tolist())
+        return np.broadcast_to(x, shape.tolist())
+
+    return run
+
+
 @host_op("Tile", native="")
 def tile(node: HostNode) -> Run:
     """The value again and again along each axis."""
@@ -160,7 +171,7 @@ def slice_(node: HostNode) -> Run:
     return run
 
 
-@host_op("StridedSlice", native="begin_mask end_mask shrink_axis_mask !ellipsis_mask !new_axis_mask")
+@host_op("StridedSlice", native="begin_mask end_mask shrink_axis_mask ellipsis_mask new_axis_mask")
 def strided_slice(node: HostNode) -> Run:
     """A part of the value as Python's slices give it, with TensorFlow's masks."""
     masks = {name: int(node.attrs[f"{name}_mask"]) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
@@ -227,9 +238,21 @@ def equal(node: HostNode) -> Run:
     return lambda a, b: np.asarray(compare(a, b))
 
 
-_BINARY = {
+def _refuse_zero(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    def run(a: Array, b: Array) -> Array:
+        check(b.all(), "division by zero")
+        return function(a, b)
+
+    return run
+
+
+# Of equal numbers the first, and NaN where one is.
+_BINARY: dict[str, Callable[..., Any]] = {
     "Add": np.add, "AddV2": np.add, "Sub": np.subtract, "Mul": np.multiply, "Less": np.less, "LessEqual": np.less_equal,
-    "Greater": np.greater, "GreaterEqual": np.greater_equal, "Maximum": np.maximum, "Minimum": np.minimum,
+    "Greater": np.greater, "GreaterEqual": np.greater_equal,
+    "Maximum": lambda a, b: np.where((b > a) | (b != b), b, a), "Minimum": lambda a, b: np.where((b < a) | (b != b), b, a),
+    "RealDiv": np.true_divide, "DivNoNan": lambda a, b: np.where(b == 0, b.dtype.type(0), a / b),
+    "FloorDiv": _refuse_zero(np.floor_divide), "FloorMod": _refuse_zero(np.mod),
 }  # fmt: skip
 
 
@@ -237,10 +260,22 @@ _BINARY = {
 def binary(node: HostNode) -> Run:
     """Arithmetic and comparison of numbers."""
     _plain(node, "T")
-    function: Callable[..., Any] = _BINARY[node.op]
-    if function in (np.maximum, np.minimum) and node.dtype("T").startswith("float"):
-        raise NotOurs  # of NaN
+    function, is_float = _BINARY[node.op], node.dtype("T").startswith("float")
+    if node.op in (("FloorDiv", "FloorMod") if is_float else ("RealDiv", "DivNoNan")):
+        raise NotOurs
     return lambda a, b: np.asarray(function(a, b))
+
+
+_UNARY = {"Neg": np.negative, "Square": np.square, "Sqrt": np.sqrt}
+
+
+@host_op(*_UNARY, native="")
+def unary(node: HostNode) -> Run:
+    """Arithmetic of one number."""
+    if node.dtype("T") not in ("float32", "float64", "int32", "int64"):
+        raise NotOurs
+    function: Callable[..., Any] = _UNARY[node.op]
+    return lambda x: np.asarray(function(x))
 
 
 _LOGICAL = {"LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "LogicalNot": np.logical_not}
@@ -253,7 +288,9 @@ def logical(node: HostNode) -> Run:
     return lambda *values: np.asarray(function(*values))
 
 
-_REDUCTIONS = {"Sum": np.add, "Prod": np.multiply, "All": np.logical_and, "Any": np.logical_or}
+_REDUCTIONS = {
+    "Sum": np.add, "Prod": np.multiply, "All": np.logical_and, "Any": np.logical_or, "Max": np.maximum, "Min": np.minimum,
+}  # fmt: skip
 
 
 @host_op(*_REDUCTIONS, native="keep_dims")
@@ -263,9 +300,30 @@ def reduce(node: HostNode) -> Run:
     keep = bool(node.attrs["keep_dims"])
     if "T" in node.attrs:
         _plain(node, "T")
+    begin = {}
+    if node.op in ("Max", "Min"):
+        dtype, sign = np.dtype(node.dtype("T")), -1 if node.op == "Max" else 1
+        limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+        begin["initial"] = sign * np.inf if limits is None else limits.min if sign < 0 else limits.max
 
     def run(x: Array, axes: Array) -> Array:
-        return np.asarray(function(x, tuple(axes.reshape(-1).tolist()), x.dtype, None, keep), x.dtype)
+        return np.asarray(function(x, tuple(axes.reshape(-1).tolist()), x.dtype, None, keep, **begin), x.dtype)
+
+    return run
+
+
+@host_op("Cumsum", native="exclusive reverse")
+def running_sum(node: HostNode) -> Run:
+    """The sum up to each element, or up to the one in front of it, from either end."""
+    exclusive, reverse = bool(node.attrs["exclusive"]), bool(node.attrs["reverse"])
+    if node.dtype("T") not in ("float32", "float64", "int32", "int64"):
+        raise NotOurs
+
+    def run(x: Array, axis: Array) -> Array:
+        moved = np.moveaxis(x, int(axis.reshape(())), 0)[:: -1 if reverse else 1]
+        if exclusive:
+            moved = np.concatenate([np.zeros_like(moved[:1]), moved[:-1]])
+        return np.moveaxis(np.cumsum(moved, 0, x.dtype)[:: -1 if reverse else 1], 0, int(axis.reshape(())))
 
     return run
 

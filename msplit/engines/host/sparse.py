@@ -160,14 +160,14 @@ def ragged_to_tensor(node: HostNode) -> Run:
     return run
 
 
-def _lengths(splits: Array, count: int) -> Array:
+def row_sizes(splits: Array, count: int) -> Array:
     """How many values each row has, of so many in all."""
     found = _between(splits)
     check(splits[-1] == count, f"{splits.tolist()} are no splits of {count} values")
     return found
 
 
-@host_op("RaggedTensorToSparse")
+@host_op("RaggedTensorToSparse", native="")
 def ragged_to_sparse(node: HostNode) -> Run:
     """A sparse tensor of ragged rows of single values."""
     if int(node.attrs["RAGGED_RANK"]) != 1:
@@ -176,7 +176,7 @@ def ragged_to_sparse(node: HostNode) -> Run:
     def run(splits: Array, values: Array) -> tuple[Array, Array, Array]:
         if values.ndim != 1:
             raise ValueError("values have more than one axis")
-        count = _lengths(splits, len(values))
+        count = row_sizes(splits, len(values))
         column = np.arange(len(values)) - np.repeat(splits[:-1], count)
         indices = np.stack([np.repeat(np.arange(len(count)), count), column], 1).astype(np.int64)
         return indices, values, np.array([len(count), count.max(initial=0)], np.int64)
@@ -204,7 +204,7 @@ def ngrams(node: HostNode) -> Run:
     def run(data: Array, splits: Array) -> tuple[Array, Array]:
         if not len(splits):
             return data[:0], splits
-        _lengths(splits, len(data))
+        row_sizes(splits, len(data))
         if not len(data):  # TensorFlow pads empty rows, but not where all are
             return data, np.zeros_like(splits)
         found = [of(data[start:end].tolist()) for start, end in itertools.pairwise(splits)]

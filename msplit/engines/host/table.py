@@ -27,7 +27,7 @@ from msplit.opset import schema
 Run = Callable[..., Any]
 """A node's function: its data inputs in order -> its output, or a tuple of outputs."""
 
-MODULES = ("arrays", "examples", "patterns", "sparse", "strings")
+MODULES = ("arrays", "examples", "patterns", "segments", "sparse", "strings")
 """Modules of this package that define ops."""
 
 
