@@ -238,32 +238,33 @@ def equal(node: HostNode) -> Run:
     return lambda a, b: np.asarray(compare(a, b))
 
 
-def _refuse_zero(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    def run(a: Array, b: Array) -> Array:
-        check(b.all(), "division by zero")
-        return function(a, b)
-
-    return run
-
-
 # Of equal numbers the first, and NaN where one is.
 _BINARY: dict[str, Callable[..., Any]] = {
     "Add": np.add, "AddV2": np.add, "Sub": np.subtract, "Mul": np.multiply, "Less": np.less, "LessEqual": np.less_equal,
     "Greater": np.greater, "GreaterEqual": np.greater_equal,
     "Maximum": lambda a, b: np.where((b > a) | (b != b), b, a), "Minimum": lambda a, b: np.where((b < a) | (b != b), b, a),
-    "RealDiv": np.true_divide, "DivNoNan": lambda a, b: np.where(b == 0, b.dtype.type(0), a / b),
-    "FloorDiv": _refuse_zero(np.floor_divide), "FloorMod": _refuse_zero(np.mod),
 }  # fmt: skip
+_OF_FLOATS: dict[str, Callable[..., Any]] = {
+    "RealDiv": np.true_divide,
+    "DivNoNan": lambda a, b: np.where(b == 0, b.dtype.type(0), a / b),
+}
+_OF_WHOLE_NUMBERS: dict[str, Callable[..., Any]] = {"FloorDiv": np.floor_divide, "FloorMod": np.mod}
 
 
-@host_op(*_BINARY, native="")
+@host_op(*_BINARY, *_OF_FLOATS, *_OF_WHOLE_NUMBERS, native="")
 def binary(node: HostNode) -> Run:
     """Arithmetic and comparison of numbers."""
     _plain(node, "T")
-    function, is_float = _BINARY[node.op], node.dtype("T").startswith("float")
-    if node.op in (("FloorDiv", "FloorMod") if is_float else ("RealDiv", "DivNoNan")):
+    functions = _BINARY | (_OF_FLOATS if node.dtype("T").startswith("float") else _OF_WHOLE_NUMBERS)
+    if node.op not in functions:
         raise NotOurs
-    return lambda a, b: np.asarray(function(a, b))
+    function, divides = functions[node.op], node.op in _OF_WHOLE_NUMBERS
+
+    def run(a: Array, b: Array) -> Array:
+        check(not divides or b.all(), "division by zero")
+        return np.asarray(function(a, b))
+
+    return run
 
 
 _UNARY = {"Neg": np.negative, "Square": np.square, "Sqrt": np.sqrt}
@@ -300,30 +301,14 @@ def reduce(node: HostNode) -> Run:
     keep = bool(node.attrs["keep_dims"])
     if "T" in node.attrs:
         _plain(node, "T")
-    begin = {}
-    if node.op in ("Max", "Min"):
-        dtype, sign = np.dtype(node.dtype("T")), -1 if node.op == "Max" else 1
-        limits = np.iinfo(dtype) if dtype.kind in "iu" else None
-        begin["initial"] = sign * np.inf if limits is None else limits.min if sign < 0 else limits.max
+    begin: dict[str, Any] = {}
+    if _REDUCTIONS[node.op] in (np.maximum, np.minimum):
+        dtype = np.dtype(node.dtype("T"))
+        limits = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        begin["initial"] = limits[node.op == "Min"]
 
     def run(x: Array, axes: Array) -> Array:
         return np.asarray(function(x, tuple(axes.reshape(-1).tolist()), x.dtype, None, keep, **begin), x.dtype)
-
-    return run
-
-
-@host_op("Cumsum", native="exclusive reverse")
-def running_sum(node: HostNode) -> Run:
-    """The sum up to each element, or up to the one in front of it, from either end."""
-    exclusive, reverse = bool(node.attrs["exclusive"]), bool(node.attrs["reverse"])
-    if node.dtype("T") not in ("float32", "float64", "int32", "int64"):
-        raise NotOurs
-
-    def run(x: Array, axis: Array) -> Array:
-        moved = np.moveaxis(x, int(axis.reshape(())), 0)[:: -1 if reverse else 1]
-        if exclusive:
-            moved = np.concatenate([np.zeros_like(moved[:1]), moved[:-1]])
-        return np.moveaxis(np.cumsum(moved, 0, x.dtype)[:: -1 if reverse else 1], 0, int(axis.reshape(())))
 
     return run
 

@@ -134,6 +134,16 @@ static int assertion(Run *run, In in, int64_t count, Out out, const int64_t *att
   return in[0]->type == BOOL;
 }
 
+/* attrs: which inputs behind the condition the outputs are, where it holds. */
+static int guard(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
+  if (in[0]->type != BOOL || in[0]->rank || !in[0]->data[0]) return 0;
+  for (int64_t i = 0; i < attrs[0]; i++) {
+    if (1 + attrs[1 + i] >= count) return 0;
+    *out[i] = *in[1 + attrs[1 + i]];
+  }
+  return 1;
+}
+
 static int shape(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
   if (!make_vector(run, out[0], attrs[0], in[0]->rank)) return 0;
   for (int64_t axis = 0; axis < in[0]->rank; axis++) put(out[0], axis, in[0]->shape[axis]);
@@ -730,7 +740,7 @@ typedef int (*Step)(Run *run, In in, int64_t count, Out out, const int64_t *attr
 
 static const struct { const char *op; Step step; } STEPS[] = {
     {"Identity", identity}, {"Snapshot", identity}, {"StopGradient", identity}, {"PreventGradient", identity}, {"NoOp", nothing},
-    {"Assert", assertion}, {"Shape", shape}, {"Size", size_of}, {"Rank", rank_of}, {"Reshape", reshape}, {"ExpandDims", expand_dims},
+    {"Assert", assertion}, {"If", guard}, {"StatelessIf", guard}, {"PartitionedCall", guard}, {"StatefulPartitionedCall", guard}, {"Shape", shape}, {"Size", size_of}, {"Rank", rank_of}, {"Reshape", reshape}, {"ExpandDims", expand_dims},
     {"Squeeze", squeeze}, {"GatherV2", gather}, {"ConcatV2", concat}, {"Pack", pack}, {"Tile", tile}, {"Fill", fill}, {"Slice", slice},
     {"StridedSlice", strided_slice}, {"ZerosLike", zeros_like}, {"OnesLike", ones_like}, {"OneHot", one_hot}, {"Add", add},
     {"AddV2", add}, {"Sub", subtract}, {"Mul", multiply}, {"Less", less}, {"LessEqual", less_equal}, {"Greater", greater},

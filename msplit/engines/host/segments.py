@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,24 @@ from msplit.engines.host.table import HostNode, NotOurs, Run, check, check_size,
 Array = NDArray[Any]
 Fold = Callable[[Array, Array], Array]
 
+
+class _Way(NamedTuple):
+    """How rows become one, what that begins with, and what sorted segments without rows have."""
+
+    fold: Fold
+    begin: float
+    empty: float = 0
+
+
 _NUMBERS = ("int32", "int64", "float32", "float64")
 # Of equal numbers, and of NaN, the later one, as in TensorFlow.
-_FOLDS: dict[str, tuple[Fold, float, float]] = {
-    "Sum": (np.add, 0, 0),
-    "Mean": (np.add, 0, 0),
-    "Prod": (np.multiply, 1, 1),
-    "Max": (lambda a, b: np.where(b < a, a, b), -np.inf, 0),
-    "Min": (lambda a, b: np.where(a < b, a, b), np.inf, 0),
+_FOLDS = {
+    "Sum": _Way(np.add, 0),
+    "Mean": _Way(np.add, 0),
+    "Prod": _Way(np.multiply, 1, 1),
+    "Max": _Way(lambda a, b: np.where(b < a, a, b), -np.inf),
+    "Min": _Way(lambda a, b: np.where(a < b, a, b), np.inf),
 }
-"""How rows become one, what that begins with, and what sorted segments without rows have."""
 _FIRST: dict[str, Fold] = {"Max": lambda a, b: np.where(a < b, b, a), "Min": lambda a, b: np.where(b < a, b, a)}
 """Of equal numbers, and of NaN, the first."""
 
@@ -126,13 +134,15 @@ def counts(node: HostNode) -> Run:
         numbers, size, weights = inputs[-3:]
         most = int(size.reshape(-1)[0])
         check(numbers.min(initial=0) >= 0, "a number to count is negative")
-        check(not weights.size or (weights.size == numbers.size and not binary), "there is not one weight for each number")
+        check(
+            not weights.size or (weights.size == numbers.size and not binary), "there is not one weight for each number"
+        )
         if ragged:
             found = row_sizes(inputs[0], len(numbers))
             shape, row = (len(found), most), np.repeat(np.arange(len(found)), found)
         else:
             shape = (*numbers.shape[: numbers.ndim == 2], most)
-            row = np.repeat(np.arange(len(numbers)), numbers.shape[1]) if numbers.ndim == 2 else 0
+            row = np.arange(numbers.size) // max(numbers.shape[-1], 1) * (numbers.ndim == 2)
         check_size(*shape)
         made, flat = np.zeros(shape, weights.dtype), numbers.reshape(-1)
         kept = flat < most
@@ -142,6 +152,22 @@ def counts(node: HostNode) -> Run:
         else:
             np.add.at(made.reshape(-1), places, weights.reshape(-1)[kept] if weights.size else 1)
         return made
+
+    return run
+
+
+@host_op("Cumsum", native="exclusive reverse")
+def running_sum(node: HostNode) -> Run:
+    """The sum up to each element, or up to the one in front of it, from either end."""
+    exclusive, reverse = bool(node.attrs["exclusive"]), bool(node.attrs["reverse"])
+    if node.dtype("T") not in _NUMBERS:
+        raise NotOurs
+
+    def run(x: Array, axis: Array) -> Array:
+        moved = np.moveaxis(x, int(axis.reshape(())), 0)[:: -1 if reverse else 1]
+        if exclusive:
+            moved = np.concatenate([np.zeros_like(moved[:1]), moved[:-1]])
+        return np.moveaxis(np.cumsum(moved, 0, x.dtype)[:: -1 if reverse else 1], 0, int(axis.reshape(())))
 
     return run
 
@@ -156,7 +182,7 @@ def range_(node: HostNode) -> Run:
         first, last, step = (int(one.reshape(())) for one in (start, limit, delta))
         check(step and (first == last or (last > first) == (step > 0)), f"{step} does not lead from {first} to {last}")
         check_size(len(range(first, last, step)))
-        return np.arange(first, last, step, start.dtype)
+        return np.array(range(first, last, step), start.dtype)
 
     return run
 
@@ -187,18 +213,18 @@ def ragged_gather(node: HostNode) -> Run:
 
     def run(*inputs: Array) -> tuple[Array, ...]:
         values, indices = inputs[nested:]
-        check(nested + indices.ndim - 1 == made_splits, f"indices of {indices.ndim} axes do not make {made_splits} splits")
+        check(
+            nested + indices.ndim - 1 == made_splits, f"indices of {indices.ndim} axes do not make {made_splits} splits"
+        )
         sizes = [*(len(one) - 1 for one in inputs[1:nested]), len(values)]
         lengths = [row_sizes(splits, size) for splits, size in zip(inputs[:nested], sizes, strict=True)]
         starts = indices.reshape(-1).astype(np.int64)
         check(starts.min(initial=0) >= 0 and starts.max(initial=-1) < len(lengths[0]), "an index is out of bounds")
         ends, dtype, made = starts + 1, inputs[0].dtype, list[Array]()
         for axis in range(1, indices.ndim):
-            rows = int(np.prod(indices.shape[:axis]))
-            made.append(np.arange(rows + 1, dtype=dtype) * dtype.type(indices.shape[axis]))
+            made.append(np.arange(math.prod(indices.shape[:axis]) + 1, dtype=dtype) * dtype.type(indices.shape[axis]))
         for splits, length in zip(inputs[:nested], lengths, strict=True):
-            rows = _spans(starts, ends)
-            made.append(np.append(0, np.cumsum(length[rows])).astype(dtype))
+            made.append(np.append(0, np.cumsum(length[_spans(starts, ends)])).astype(dtype))
             starts, ends = splits[starts].astype(np.int64), splits[ends].astype(np.int64)
         return (*made[len(made) - made_splits :], values[_spans(starts, ends)])  # a scalar's row is all that there is
 

@@ -121,7 +121,9 @@ def test_rows_of_ragged_tensors(nested, shape, strings, data):
         splits.append(np.cumsum([0, *counts], dtype=dtype))
         size = sum(counts)
     values = texts(*(b"w%d" % number for number in range(size))) if strings else np.arange(2.0 * size).reshape(size, 2)
-    indices = np.array(data.draw(st.lists(st.integers(0, len(splits[0]) - 1 - (shape != (3,))), min_size=9, max_size=9)))
+    indices = np.array(
+        data.draw(st.lists(st.integers(0, len(splits[0]) - 1 - (shape != (3,))), min_size=9, max_size=9))
+    )
     indices = np.resize(np.minimum(indices, len(splits[0]) - 1 if shape == (3,) else len(splits[0]) - 2), shape)
     agree(
         "RaggedGather",
