@@ -216,9 +216,13 @@ static int gather(Run *run, In in, int64_t count, Out out, const int64_t *attrs)
   for (int64_t i = 0; i < indices->size; i++)
     if (whole(indices, i) < 0 || whole(indices, i) >= params->shape[along]) return 0;
   if (!out[0]->size) return 1;
+  int small = inner == 4 || inner == 8 || inner == 16;
   for (int64_t o = 0; o < outer; o++)
-    for (int64_t i = 0; i < indices->size; i++, to += inner)
-      memcpy(to, params->data + (o * params->shape[along] + whole(indices, i)) * inner, inner);
+    for (int64_t i = 0; i < indices->size; i++, to += inner) {
+      const uint8_t *from = params->data + (o * params->shape[along] + whole(indices, i)) * inner;
+      if (small) copy_one(to, from, inner);
+      else memcpy(to, from, inner);
+    }
   return 1;
 }
 

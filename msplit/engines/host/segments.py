@@ -123,6 +123,32 @@ def sorted_segments(node: HostNode) -> Run:
     return run
 
 
+@host_op("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN", native="")
+def sparse_segments(node: HostNode) -> Run:
+    """Rows of a table, summed per segment, of which the ids do not decrease; up to nine first, then by eights, as TensorFlow does it."""
+    if node.dtype("T") not in ("float32", "float64"):
+        raise NotOurs
+
+    def run(data: Array, indices: Array, ids: Array) -> Array:
+        check(len(ids) == len(indices) and (ids[1:] >= ids[:-1]).all(), "segment ids are not increasing")
+        check(min(indices.min(initial=0), ids.min(initial=0)) >= 0, "an index or a segment is negative")
+        segments = int(ids[-1]) + 1 if len(ids) else 0
+        check_size(segments, *data.shape[1:])
+        made, sizes, numbers = np.zeros((segments, *data.shape[1:]), data.dtype), np.bincount(ids), _numbered(ids)
+        heads = np.where(sizes % 8 < 2, sizes % 8 + 8, sizes % 8)[ids]
+        first = (numbers == 0) | ((numbers >= heads) & ((numbers - heads) % 8 == 0))
+        parts = np.zeros((np.count_nonzero(first), *data.shape[1:]), data.dtype)
+        _fold_rows(np.add, parts, np.cumsum(first) - 1, data.take(indices, 0))
+        _fold_rows(np.add, made, ids[first], parts)
+        if node.op != "SparseSegmentSum":
+            sizes = np.maximum(sizes, 1).reshape(-1, *[1] * (data.ndim - 1))
+            by = (sizes if node.op.endswith("Mean") else np.sqrt(sizes)).astype(data.dtype)
+            made = np.where(sizes < 10, made * (1 / by), made / by)  # TensorFlow multiplies where there are few
+        return made
+
+    return run
+
+
 @host_op("Bincount", "DenseBincount", "RaggedBincount", native="binary_output")
 def counts(node: HostNode) -> Run:
     """How often each number is there, of all or of each row, or the sum of its weights; or only whether it is there."""

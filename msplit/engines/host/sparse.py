@@ -254,34 +254,3 @@ def sparse_cross(node: HostNode) -> Run:
         return np.stack([row, number], 1), (hashed % np.uint64(last)).astype(np.int64), shape
 
     return run
-
-
-@host_op("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN", native="")
-def sparse_segments(node: HostNode) -> Run:
-    """Rows of a table, summed per segment, of which the ids do not decrease."""
-    if node.dtype("T") not in ("float32", "float64"):
-        raise NotOurs
-
-    def run(data: Array, indices: Array, ids: Array) -> Array:
-        sizes = (int(ids[-1]) + 1 if len(ids) else 0, *data.shape[1:])
-        check_size(*sizes)
-        made = np.zeros(sizes, data.dtype)
-        if not len(ids):
-            return made
-        check(indices.min() >= 0 and ids[0] >= 0, "an index or a segment is negative")
-        steps = np.diff(ids)
-        check((steps >= 0).all(), "segment ids are not increasing")
-        first = np.append(0, np.flatnonzero(steps) + 1)
-        sums = np.add.reduceat(data.take(indices, 0), first, 0)
-        if node.op != "SparseSegmentSum":
-            counts = np.diff(np.append(first, len(ids))).astype(data.dtype)
-            few, by = counts < 10, counts if node.op.endswith("Mean") else np.sqrt(counts)
-            columns = (-1, *[1] * (data.ndim - 1))
-            sums *= np.where(few, 1 / by, 1).astype(data.dtype).reshape(columns)
-            sums /= (
-                np.where(few, 1, by).astype(data.dtype).reshape(columns)
-            )  # TensorFlow multiplies where there are few
-        made[ids[first]] = sums
-        return made
-
-    return run
