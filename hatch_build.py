@@ -33,7 +33,7 @@ def _compiled(root: Path, source: Path) -> Path | None:
     if not sys.platform.startswith("linux"):
         return None
     made = library.with_suffix(f".{os.getpid()}.native")  # another process may have the old one open
-    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-pthread", str(root / source), "-o", str(made)]
+    command = [os.environ.get("CC", "cc"), "-O3", "-shared", "-fPIC", "-pthread", str(root / source), "-o", str(made)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as problem:

@@ -96,6 +96,40 @@ def pooled(path: Path) -> dict[str, NDArray[Any]]:
     return {"text": strings(b"the cat", b"", b"\xff cat dog", b"dog " * 8, b" ", b"a b c d e f g h i", b"cat", b"")}
 
 
+def ragged(path: Path) -> dict[str, NDArray[Any]]:
+    """Words of the parts of each text, and rows of a ragged constant by word: cut, masked, joined, and pooled in several ways."""
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    table, last = (tf.constant(rng.standard_normal(size).astype(np.float32)) for size in ((60, 8), (8, 2)))
+    related = tf.ragged.constant([[number, number // 2][: number % 3] for number in range(60)], dtype=tf.int64)
+    words = tf.lookup.KeyValueTensorInitializer(tf.constant(USERS), tf.range(50, dtype=tf.int64))
+    module = tf.Module()
+    module.words = tf.lookup.StaticVocabularyTable(words, 10)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    def scores(text: Any) -> dict[str, Any]:
+        parts = tf.ragged.map_flat_values(module.words.lookup, tf.strings.split(tf.strings.split(text, "|")))
+        rows = tf.ragged.map_flat_values(lambda some: tf.gather(table, some), parts)
+        ids = parts.merge_dims(1, 2)
+        near = tf.gather(related, ids[:, :4]).merge_dims(1, 2)
+        near = tf.concat([tf.ragged.boolean_mask(ids, ids < 30), ids[:, -3:], near], 1)
+        sparse = ids.to_sparse()
+        shares = sparse.with_values(tf.gather(tf.abs(table[:, 0]), sparse.values))
+        pooled = [
+            tf.reduce_sum(tf.reduce_mean(rows, axis=2), axis=1),
+            tf.reduce_sum(tf.ragged.map_flat_values(lambda some: tf.gather(table, some), near), axis=1),
+            tf.nn.safe_embedding_lookup_sparse(table, sparse, shares, combiner="mean"),
+            tf.nn.safe_embedding_lookup_sparse(table, sparse, combiner="sqrtn"),
+        ]
+        return {"scores": tf.add_n(pooled) @ last}
+
+    module.scores = scores
+    tf.saved_model.save(module, str(path), signatures=scores)
+    some = [b"user_1 user_2|user_3", b"", b"|", b"\xff nobody | user_40", b"user_7 " * 20, b" ", b"user_49|user_0|x", b"user_9"]
+    return {"text": strings(*some)}
+
+
 def example(**features: list[Any]) -> bytes:
     """A serialized `tf.Example`; a feature without values has no list."""
     import tensorflow as tf
@@ -197,4 +231,4 @@ def ranking(path: Path) -> dict[str, NDArray[Any]]:
     return {"examples": strings(*rows)}
 
 
-MODELS = {made.__name__: made for made in (two_tower, wide_deep, vectorized, pooled, estimator, ranking)}
+MODELS = {made.__name__: made for made in (two_tower, wide_deep, vectorized, pooled, ragged, estimator, ranking)}

@@ -120,6 +120,17 @@ def pack(node: HostNode) -> Run:
     return run
 
 
+@host_op("BroadcastTo", native="")
+def broadcast_to(node: HostNode) -> Run:
+    """The value again and again along axes of one element."""
+
+    def run(x: Array, shape: Array) -> Array:
+        check_size(*shape.tolist())
+        return np.broadcast_to(x, shape.tolist())
+
+    return run
+
+
 @host_op("Tile", native="")
 def tile(node: HostNode) -> Run:
     """The value again and again along each axis."""
@@ -160,7 +171,7 @@ def slice_(node: HostNode) -> Run:
     return run
 
 
-@host_op("StridedSlice", native="begin_mask end_mask shrink_axis_mask !ellipsis_mask !new_axis_mask")
+@host_op("StridedSlice", native="begin_mask end_mask shrink_axis_mask ellipsis_mask new_axis_mask")
 def strided_slice(node: HostNode) -> Run:
     """A part of the value as Python's slices give it, with TensorFlow's masks."""
     masks = {name: int(node.attrs[f"{name}_mask"]) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
@@ -227,20 +238,45 @@ def equal(node: HostNode) -> Run:
     return lambda a, b: np.asarray(compare(a, b))
 
 
-_BINARY = {
+# Of equal numbers the first, and NaN where one is.
+_BINARY: dict[str, Callable[..., Any]] = {
     "Add": np.add, "AddV2": np.add, "Sub": np.subtract, "Mul": np.multiply, "Less": np.less, "LessEqual": np.less_equal,
-    "Greater": np.greater, "GreaterEqual": np.greater_equal, "Maximum": np.maximum, "Minimum": np.minimum,
+    "Greater": np.greater, "GreaterEqual": np.greater_equal,
+    "Maximum": lambda a, b: np.where((b > a) | (b != b), b, a), "Minimum": lambda a, b: np.where((b < a) | (b != b), b, a),
 }  # fmt: skip
+_OF_FLOATS: dict[str, Callable[..., Any]] = {
+    "RealDiv": np.true_divide,
+    "DivNoNan": lambda a, b: np.where(b == 0, b.dtype.type(0), a / b),
+}
+_OF_WHOLE_NUMBERS: dict[str, Callable[..., Any]] = {"FloorDiv": np.floor_divide, "FloorMod": np.mod}
 
 
-@host_op(*_BINARY, native="")
+@host_op(*_BINARY, *_OF_FLOATS, *_OF_WHOLE_NUMBERS, native="")
 def binary(node: HostNode) -> Run:
     """Arithmetic and comparison of numbers."""
     _plain(node, "T")
-    function: Callable[..., Any] = _BINARY[node.op]
-    if function in (np.maximum, np.minimum) and node.dtype("T").startswith("float"):
-        raise NotOurs  # of NaN
-    return lambda a, b: np.asarray(function(a, b))
+    functions = _BINARY | (_OF_FLOATS if node.dtype("T").startswith("float") else _OF_WHOLE_NUMBERS)
+    if node.op not in functions:
+        raise NotOurs
+    function, divides = functions[node.op], node.op in _OF_WHOLE_NUMBERS
+
+    def run(a: Array, b: Array) -> Array:
+        check(not divides or b.all(), "division by zero")
+        return np.asarray(function(a, b))
+
+    return run
+
+
+_UNARY = {"Neg": np.negative, "Square": np.square, "Sqrt": np.sqrt}
+
+
+@host_op(*_UNARY, native="")
+def unary(node: HostNode) -> Run:
+    """Arithmetic of one number."""
+    if node.dtype("T") not in ("float32", "float64", "int32", "int64"):
+        raise NotOurs
+    function: Callable[..., Any] = _UNARY[node.op]
+    return lambda x: np.asarray(function(x))
 
 
 _LOGICAL = {"LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "LogicalNot": np.logical_not}
@@ -253,7 +289,9 @@ def logical(node: HostNode) -> Run:
     return lambda *values: np.asarray(function(*values))
 
 
-_REDUCTIONS = {"Sum": np.add, "Prod": np.multiply, "All": np.logical_and, "Any": np.logical_or}
+_REDUCTIONS = {
+    "Sum": np.add, "Prod": np.multiply, "All": np.logical_and, "Any": np.logical_or, "Max": np.maximum, "Min": np.minimum,
+}  # fmt: skip
 
 
 @host_op(*_REDUCTIONS, native="keep_dims")
@@ -263,9 +301,14 @@ def reduce(node: HostNode) -> Run:
     keep = bool(node.attrs["keep_dims"])
     if "T" in node.attrs:
         _plain(node, "T")
+    begin: dict[str, Any] = {}
+    if _REDUCTIONS[node.op] in (np.maximum, np.minimum):
+        dtype = np.dtype(node.dtype("T"))
+        limits = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        begin["initial"] = limits[node.op == "Min"]
 
     def run(x: Array, axes: Array) -> Array:
-        return np.asarray(function(x, tuple(axes.reshape(-1).tolist()), x.dtype, None, keep), x.dtype)
+        return np.asarray(function(x, tuple(axes.reshape(-1).tolist()), x.dtype, None, keep, **begin), x.dtype)
 
     return run
 

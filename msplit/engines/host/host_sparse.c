@@ -123,9 +123,17 @@ static int is_set(const Value *in, int64_t i) {
 static int where(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
   int64_t rank = in[0]->rank, shape[2] = {0, rank};
   if (!rank || in[0]->type > F64) return 0;
-  for (int64_t i = 0; i < in[0]->size; i++) shape[0] += is_set(in[0], i);
+  if (in[0]->type == BOOL)
+    for (int64_t i = 0; i < in[0]->size; i++) shape[0] += in[0]->data[i] != 0;
+  else
+    for (int64_t i = 0; i < in[0]->size; i++) shape[0] += is_set(in[0], i);
   int64_t *to = make(run, out[0], I64, 2, shape);
   if (!to) return 0;
+  if (in[0]->type == BOOL && rank == 1) {  // a mask of ragged rows, in which nobody can foresee what is set
+    int64_t *end = to + shape[0];
+    for (int64_t i = 0; to < end; i++) *to = i, to += in[0]->data[i] != 0;
+    return 1;
+  }
   for (int64_t i = 0; i < in[0]->size; i++) {
     if (!is_set(in[0], i)) continue;
     int64_t left = i;

@@ -134,6 +134,16 @@ static int assertion(Run *run, In in, int64_t count, Out out, const int64_t *att
   return in[0]->type == BOOL;
 }
 
+/* attrs: which inputs behind the condition the outputs are, where it holds. */
+static int guard(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
+  if (in[0]->type != BOOL || in[0]->rank || !in[0]->data[0]) return 0;
+  for (int64_t i = 0; i < attrs[0]; i++) {
+    if (1 + attrs[1 + i] >= count) return 0;
+    *out[i] = *in[1 + attrs[1 + i]];
+  }
+  return 1;
+}
+
 static int shape(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
   if (!make_vector(run, out[0], attrs[0], in[0]->rank)) return 0;
   for (int64_t axis = 0; axis < in[0]->rank; axis++) put(out[0], axis, in[0]->shape[axis]);
@@ -206,9 +216,13 @@ static int gather(Run *run, In in, int64_t count, Out out, const int64_t *attrs)
   for (int64_t i = 0; i < indices->size; i++)
     if (whole(indices, i) < 0 || whole(indices, i) >= params->shape[along]) return 0;
   if (!out[0]->size) return 1;
+  int small = inner == 4 || inner == 8 || inner == 16;
   for (int64_t o = 0; o < outer; o++)
-    for (int64_t i = 0; i < indices->size; i++, to += inner)
-      memcpy(to, params->data + (o * params->shape[along] + whole(indices, i)) * inner, inner);
+    for (int64_t i = 0; i < indices->size; i++, to += inner) {
+      const uint8_t *from = params->data + (o * params->shape[along] + whole(indices, i)) * inner;
+      if (small) copy_one(to, from, inner);
+      else memcpy(to, from, inner);
+    }
   return 1;
 }
 
@@ -293,23 +307,31 @@ static int slice(Run *run, In in, int64_t count, Out out, const int64_t *attrs) 
   return 1;
 }
 
-/* attrs: the masks of begin, end and axes that go. */
+/* attrs: the masks of begin, end, axes that go, the place of all axes that are not named, and new axes. */
 static int strided_slice(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
-  int64_t rank = in[0]->rank, sizes[AXES], steps[AXES], shape[AXES], left = 0;
+  int64_t rank = in[0]->rank, sizes[AXES], steps[AXES], shape[2 * AXES], left = 0, axis = 0, named = 0, given = in[1]->size;
   const uint8_t *from = in[0]->data;
-  if (!is_whole(in[1]) || in[1]->rank != 1 || in[1]->size > rank || in[2]->size != in[1]->size || in[3]->size != in[1]->size) return 0;
+  if (!is_whole(in[1]) || in[1]->rank != 1 || given > 2 * AXES || in[2]->size != given || in[3]->size != given) return 0;
+  for (int64_t i = 0; i < given; i++) named += !((attrs[3] | attrs[4]) >> i & 1);
+  if (named > rank) return 0;
   steps_of(in[0], steps);
-  for (int64_t axis = 0; axis < rank; axis++) {
-    int64_t most = sizes[axis] = in[0]->shape[axis];
-    if (axis >= in[1]->size) {
-      shape[left++] = most;
+  for (int64_t i = 0; i < given; i++) {
+    int64_t bit = (int64_t)1 << i;
+    if (attrs[3] & bit) {
+      for (int64_t rest = rank - named; rest > 0; rest--, axis++) shape[left++] = sizes[axis] = in[0]->shape[axis];
+      named = rank;
       continue;
     }
-    int64_t start = whole(in[1], axis), stop = whole(in[2], axis), step = whole(in[3], axis), bit = (int64_t)1 << axis;
+    if (left >= AXES) return 0;
+    if (attrs[4] & bit) {
+      shape[left++] = 1;
+      continue;
+    }
+    int64_t most = in[0]->shape[axis], start = whole(in[1], i), stop = whole(in[2], i), step = whole(in[3], i);
     if (attrs[2] & bit) {
       if (start < -most || start >= most) return 0;
       from += (start < 0 ? start + most : start) * steps[axis];
-      sizes[axis] = 1;
+      sizes[axis++] = 1;
       continue;
     }
     if (!step) return 0;
@@ -321,11 +343,27 @@ static int strided_slice(Run *run, In in, int64_t count, Out out, const int64_t 
     if (attrs[1] & bit) stop = step > 0 ? most : -1;
     int64_t size = step > 0 ? (start < stop ? (stop - start - 1) / step + 1 : 0) : stop < start ? (start - stop - 1) / -step + 1 : 0;
     if (size) from += start * steps[axis];
-    sizes[axis] = shape[left++] = size;
     steps[axis] *= step;
+    sizes[axis++] = shape[left++] = size;
   }
+  for (; axis < rank; axis++) shape[left++] = sizes[axis] = in[0]->shape[axis];
   if (!make(run, out[0], in[0]->type, left, shape)) return 0;
   copy_view(out[0]->data, from, WIDTH[in[0]->type], rank, sizes, steps);
+  return 1;
+}
+
+static int broadcast_to(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
+  int64_t rank = in[1]->size, own[AXES], shape[AXES], steps[AXES], before = rank - in[0]->rank;
+  if (!is_whole(in[1]) || in[1]->rank != 1 || rank > AXES || before < 0) return 0;
+  steps_of(in[0], own);
+  for (int64_t axis = 0; axis < rank; axis++) {
+    int64_t size = axis < before ? 1 : in[0]->shape[axis - before];
+    shape[axis] = whole(in[1], axis);
+    if (shape[axis] < 0 || (size != 1 && size != shape[axis])) return 0;
+    steps[axis] = size == 1 ? 0 : own[axis - before];
+  }
+  if (!make(run, out[0], in[0]->type, rank, shape)) return 0;
+  copy_view(out[0]->data, in[0]->data, WIDTH[in[0]->type], rank, shape, steps);
   return 1;
 }
 
@@ -363,7 +401,7 @@ static int one_hot(Run *run, In in, int64_t count, Out out, const int64_t *attrs
 
 /* Arithmetic */
 
-enum { ADD, SUBTRACT, MULTIPLY, LESS, LESS_EQUAL, GREATER, GREATER_EQUAL, EQUAL, NOT_EQUAL, MAXIMUM, MINIMUM, AND, OR, SELECT };
+enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, DIVIDE_NO_NAN, FLOOR_DIVIDE, FLOOR_MOD, LESS, LESS_EQUAL, GREATER, GREATER_EQUAL, EQUAL, NOT_EQUAL, MAXIMUM, MINIMUM, AND, OR, SELECT };
 
 #define LOOP(T, R, E)                                                            \
   for (int64_t i = 0; i < n; i++) {                                              \
@@ -380,6 +418,28 @@ enum { ADD, SUBTRACT, MULTIPLY, LESS, LESS_EQUAL, GREATER, GREATER_EQUAL, EQUAL,
     case F64: LOOP(double, double, E);           \
     default: return 0;                           \
   }
+/* Quotients of floats, and of whole numbers, where a divisor of zero is refused. */
+#define FLOATS(E)                                \
+  switch (type) {                                \
+    case F32: LOOP(float, float, E);             \
+    case F64: LOOP(double, double, E);           \
+    default: return 0;                           \
+  }
+#define WHOLE_LOOP(T, W, E)                                                      \
+  for (int64_t i = 0; i < n; i++) {                                              \
+    T a = *(const T *)(p[0] + i * s[0]), b = *(const T *)(p[1] + i * s[1]);      \
+    if (!b) return 0;                                                            \
+    T rest = b == -1 ? 0 : a % b, whole = b == -1 ? (T)(0 - (W)a) : a / b;       \
+    int below = rest && (rest < 0) != (b < 0);                                   \
+    ((T *)to)[i] = (E);                                                          \
+  }                                                                              \
+  return 1
+#define WHOLE(E)                                 \
+  switch (type) {                                \
+    case I32: WHOLE_LOOP(int32_t, uint32_t, E);  \
+    case I64: WHOLE_LOOP(int64_t, u64, E);       \
+    default: return 0;                           \
+  }
 #define COMPARISON(E)                            \
   switch (type) {                                \
     case I32: LOOP(int32_t, uint8_t, E);         \
@@ -392,6 +452,8 @@ enum { ADD, SUBTRACT, MULTIPLY, LESS, LESS_EQUAL, GREATER, GREATER_EQUAL, EQUAL,
   switch (type) {                                \
     case I32: LOOP(int32_t, int32_t, E);         \
     case I64: LOOP(int64_t, int64_t, E);         \
+    case F32: LOOP(float, float, E);             \
+    case F64: LOOP(double, double, E);           \
     default: return 0;                           \
   }
 
@@ -415,8 +477,12 @@ static int apply(int what, int64_t type, int64_t n, const uint8_t *const *p, con
       if (type == TEXT) { LOOP(View, uint8_t, !same(a, b)); }
       if (type == BOOL) { LOOP(uint8_t, uint8_t, a != b); }
       COMPARISON(a != b)
-    case MAXIMUM: CHOICE(a > b ? a : b)
-    case MINIMUM: CHOICE(a < b ? a : b)
+    case MAXIMUM: CHOICE(b > a || b != b ? b : a)
+    case MINIMUM: CHOICE(b < a || b != b ? b : a)
+    case DIVIDE: FLOATS(a / b)
+    case DIVIDE_NO_NAN: FLOATS(b == 0 ? 0 : a / b)
+    case FLOOR_DIVIDE: WHOLE(whole - below)
+    case FLOOR_MOD: WHOLE(below ? rest + b : rest)
     case AND: LOOP(uint8_t, uint8_t, a & b);
     case OR: LOOP(uint8_t, uint8_t, a | b);
     default:
@@ -479,6 +545,10 @@ static int binary(Run *run, In in, Value *out, int what) {
 BINARY(add, ADD)
 BINARY(subtract, SUBTRACT)
 BINARY(multiply, MULTIPLY)
+BINARY(divide, DIVIDE)
+BINARY(divide_no_nan, DIVIDE_NO_NAN)
+BINARY(floor_divide, FLOOR_DIVIDE)
+BINARY(floor_mod, FLOOR_MOD)
 BINARY(less, LESS)
 BINARY(less_equal, LESS_EQUAL)
 BINARY(greater, GREATER)
@@ -495,6 +565,28 @@ static int logical_not(Run *run, In in, int64_t count, Out out, const int64_t *a
   for (int64_t i = 0; i < in[0]->size; i++) out[0]->data[i] = !in[0]->data[i];
   return 1;
 }
+
+#define UNARY_LOOP(T, W, E)                                  \
+  for (int64_t i = 0; i < in[0]->size; i++) {                \
+    T a = ((const T *)in[0]->data)[i];                       \
+    W w = a;                                                 \
+    ((W *)out[0]->data)[i] = (E);                            \
+  }                                                          \
+  return 1
+#define UNARY(name, E)                                                                              \
+  static int name(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {                  \
+    if (!make_like(run, out[0], in[0]->type, in[0])) return 0;                                      \
+    switch (in[0]->type) {                                                                          \
+      case I32: UNARY_LOOP(int32_t, uint32_t, E);                                                   \
+      case I64: UNARY_LOOP(int64_t, u64, E);                                                        \
+      case F32: UNARY_LOOP(float, float, E);                                                        \
+      case F64: UNARY_LOOP(double, double, E);                                                      \
+      default: return 0;                                                                            \
+    }                                                                                               \
+  }
+UNARY(negative, -w)
+UNARY(square, w * w)
+UNARY(root, __builtin_sqrt(a))
 
 static int select_v2(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
   Value all[3] = {*in[0], *in[1], *in[2]};
@@ -561,6 +653,24 @@ static int cast(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
   }                                                   \
   break
 
+#include "host_segments.c"
+
+/* NaN stays where there is one. */
+#define EXTREME(T)                                                               \
+  for (int64_t i = 0; i < n; i++) {                                              \
+    T *a = (T *)to + i * step, b = ((const T *)from)[i];                         \
+    if ((what == MAXIMUM ? b > *a : b < *a) || b != b) *a = b;                   \
+  }                                                                              \
+  break
+#define EXTREMES                                      \
+  switch (in[0]->type) {                              \
+    case I32: EXTREME(int32_t);                       \
+    case I64: EXTREME(int64_t);                       \
+    case F32: EXTREME(float);                         \
+    case F64: EXTREME(double);                        \
+  }                                                   \
+  break
+
 static int reduction(Run *run, In in, Out out, const int64_t *attrs, int what) {
   int64_t rank = in[0]->rank, sizes[AXES + 1], steps[AXES + 1], index[AXES] = {0}, shape[AXES], left = 0, step = 1;
   int gone[AXES] = {0};
@@ -575,6 +685,9 @@ static int reduction(Run *run, In in, Out out, const int64_t *attrs, int what) {
   if (what == ADD || what == OR) {
     if (!make(run, out[0], in[0]->type, left, shape)) return 0;
     memset(out[0]->data, 0, out[0]->size * WIDTH[in[0]->type]);
+  } else if (what == MAXIMUM || what == MINIMUM) {
+    if (!make(run, out[0], in[0]->type, left, shape)) return 0;
+    begin_fold(what, in[0]->type, out[0]->size, out[0]->data, 0);
   } else {
     Value like = *in[0];
     like.rank = left;
@@ -594,6 +707,8 @@ static int reduction(Run *run, In in, Out out, const int64_t *attrs, int what) {
     switch (what) {
       case ADD: REDUCTION(a + b);
       case MULTIPLY: REDUCTION(a * b);
+      case MAXIMUM:
+      case MINIMUM: EXTREMES;
       case AND:
         for (int64_t i = 0; i < n; i++) to[i * step] &= from[i] != 0;
         break;
@@ -615,6 +730,10 @@ static int sum(Run *run, In in, int64_t count, Out out, const int64_t *attrs) { 
 
 static int product(Run *run, In in, int64_t count, Out out, const int64_t *attrs) { return reduction(run, in, out, attrs, MULTIPLY); }
 
+static int most(Run *run, In in, int64_t count, Out out, const int64_t *attrs) { return reduction(run, in, out, attrs, MAXIMUM); }
+
+static int least(Run *run, In in, int64_t count, Out out, const int64_t *attrs) { return reduction(run, in, out, attrs, MINIMUM); }
+
 static int all(Run *run, In in, int64_t count, Out out, const int64_t *attrs) { return reduction(run, in, out, attrs, AND); }
 
 static int any(Run *run, In in, int64_t count, Out out, const int64_t *attrs) { return reduction(run, in, out, attrs, OR); }
@@ -625,12 +744,19 @@ typedef int (*Step)(Run *run, In in, int64_t count, Out out, const int64_t *attr
 
 static const struct { const char *op; Step step; } STEPS[] = {
     {"Identity", identity}, {"Snapshot", identity}, {"StopGradient", identity}, {"PreventGradient", identity}, {"NoOp", nothing},
-    {"Assert", assertion}, {"Shape", shape}, {"Size", size_of}, {"Rank", rank_of}, {"Reshape", reshape}, {"ExpandDims", expand_dims},
+    {"Assert", assertion}, {"If", guard}, {"StatelessIf", guard}, {"PartitionedCall", guard}, {"StatefulPartitionedCall", guard}, {"Shape", shape}, {"Size", size_of}, {"Rank", rank_of}, {"Reshape", reshape}, {"ExpandDims", expand_dims},
     {"Squeeze", squeeze}, {"GatherV2", gather}, {"ConcatV2", concat}, {"Pack", pack}, {"Tile", tile}, {"Fill", fill}, {"Slice", slice},
     {"StridedSlice", strided_slice}, {"ZerosLike", zeros_like}, {"OnesLike", ones_like}, {"OneHot", one_hot}, {"Add", add},
     {"AddV2", add}, {"Sub", subtract}, {"Mul", multiply}, {"Less", less}, {"LessEqual", less_equal}, {"Greater", greater},
     {"GreaterEqual", greater_equal}, {"Equal", equal}, {"NotEqual", not_equal}, {"Maximum", maximum}, {"Minimum", minimum},
     {"LogicalAnd", logical_and}, {"LogicalOr", logical_or}, {"LogicalNot", logical_not}, {"Select", select_rows}, {"SelectV2", select_v2},
+    {"RealDiv", divide}, {"DivNoNan", divide_no_nan}, {"FloorDiv", floor_divide}, {"FloorMod", floor_mod}, {"Neg", negative},
+    {"Square", square}, {"Sqrt", root}, {"Max", most}, {"Min", least}, {"BroadcastTo", broadcast_to}, {"Range", range},
+    {"Cumsum", running_sum}, {"Bincount", counts}, {"DenseBincount", counts}, {"RaggedBincount", counts},
+    {"UnsortedSegmentSum", unsorted_sum}, {"UnsortedSegmentProd", unsorted_product}, {"UnsortedSegmentMax", unsorted_most},
+    {"UnsortedSegmentMin", unsorted_least}, {"SegmentSum", sorted_sum}, {"SegmentProd", sorted_product}, {"SegmentMax", sorted_most},
+    {"SegmentMin", sorted_least}, {"SegmentMean", sorted_mean}, {"RaggedRange", ragged_range}, {"RaggedGather", ragged_gather},
+    {"RaggedTensorToSparse", ragged_to_sparse}, {"LookupTableSizeV2", identity},
     {"Cast", cast}, {"Sum", sum}, {"Prod", product}, {"All", all}, {"Any", any}, {"SparseToDense", sparse_to_dense},
     {"SparseReshape", sparse_reshape}, {"SparseFillEmptyRows", fill_empty_rows}, {"Where", where}, {"Unique", unique},
     {"RaggedTensorToTensor", ragged_to_dense}, {"SparseCross", sparse_cross}, {"SparseSegmentSum", segment_sum},

@@ -5,24 +5,26 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.graph import TensorValue
+from msplit.core.graph import Function, FunctionRef, TensorValue
 from msplit.engines.host.hashing import all_bytes
 from msplit.engines.host.native import HostStep, parts_of
 from msplit.engines.host.strings import LookupTable
-from msplit.engines.host.table import HostNode, NotOurs, Run, host_ops
+from msplit.engines.host.table import HostNode, NativeNode, NotOurs, Run, host_op, host_ops
 from msplit.errors import EngineError, InvalidInput, LoadError
 from msplit.formats.decode import NodeAttrs
+from msplit.formats.functions import Library
 from msplit.formats.tensors import numpy_dtype
 from msplit.formats.wire import parse_binary
 from msplit.opset import schema
+from msplit.opset.traits import ops_with
 
 TABLE = "HashTableV2"
 """A lookup table."""
@@ -30,6 +32,11 @@ VECTORS = "MutableHashTableOfTensorsV2"
 """One whose values are vectors."""
 IMPORT = "LookupTableImportV2"
 """What fills one with two constants."""
+
+_BODIES = ("then_branch", "else_branch", "f")
+"""Attributes that name a function that a node runs."""
+_DEEPEST = 16
+"""Most functions inside of each other."""
 
 Lower = Callable[[HostNode], "Run | None"]
 """Gives the function of a node of numbers that the table of host ops does not have; None for one that nobody has."""
@@ -68,6 +75,15 @@ class HostGraph:
         )
 
 
+class _Node(NamedTuple):
+    """A node of a graph or of a function; inputs are ``node:port``."""
+
+    name: str
+    op: str
+    attrs: Mapping[str, Any]
+    inputs: Sequence[str]
+
+
 _PROGRAMS: WeakValueDictionary[bytes, HostProgram] = WeakValueDictionary()
 """By hash of what they run."""
 
@@ -76,29 +92,45 @@ class HostProgram:
     """The steps of a host part.
 
     Args:
-        graph: What to run.
+        graph: What to run; of a function, inputs and outputs are named by their numbers.
         lower: Functions for ops on numbers that are not in the table of host ops.
+        library: Functions that it calls, where it is one itself.
+        depth: How many functions it is inside of.
 
     Attributes:
         missing: Op -> names of its nodes, for those that only TensorFlow can run. With any, no step can be run.
+        steps: What it runs, in order.
     """
 
-    def __init__(self, graph: HostGraph, lower: Lower) -> None:
+    def __init__(
+        self, graph: HostGraph | Function, lower: Lower, library: Mapping[str, Function] | None = None, depth: int = 0
+    ) -> None:
         self.missing: dict[str, list[str]] = {}
-        self._steps: list[HostStep] = []
+        self.steps: list[HostStep] = []
         self._place: dict[str, int] = {}
         self._values: list[Any] = []
-        nodes = {node.name: node for node in graph.graph_def.node}
-        for node in graph.graph_def.node:
-            self._add(node, lower)
+        self._lower, self._depth = lower, depth
+        if isinstance(graph, Function):
+            names, nodes = graph.body.names, _nodes_of(graph)
+            feeds = {str(number): (f"{names[one.node]}:0", one.dtype) for number, one in enumerate(graph.parameters)}
+            fetches = {str(number): f"{names[one.node]}:{one.port}" for number, one in enumerate(graph.results)}
+        else:
+            library, fetches = Library(graph.graph_def.library), dict(graph.fetches)
+            nodes = [
+                _Node(one.name, one.op, NodeAttrs(one.attr), [_key(key) for key in one.input if key[:1] != "^"])
+                for one in graph.graph_def.node
+            ]
+            types = {node.name: node.attrs for node in nodes if node.op == "Placeholder"}
+            feeds = {name: (key, str(types[key.partition(":")[0]]["dtype"])) for name, key in graph.feeds.items()}
+        self._library = library or {}
+        for node in nodes:
+            self._add(node)
         self._feeds = [
-            (name, self._place[_key(tensor)], _dtype(nodes[tensor.partition(":")[0]]))
-            for name, tensor in graph.feeds.items()
-            if _key(tensor) in self._place
+            (name, self._place[_key(key)], dtype) for name, (key, dtype) in feeds.items() if _key(key) in self._place
         ]
-        self._inputs = tuple(graph.feeds)
-        self._fetches = {name: self._place[_key(tensor)] for name, tensor in graph.fetches.items()}
-        self._parts = parts_of(self._steps, self._values, {*self._fetches.values()}) if not self.missing else []
+        self._inputs = tuple(feeds)
+        self._fetches = {name: self._place[_key(tensor)] for name, tensor in fetches.items()}
+        self._parts = parts_of(self.steps, self._values, {*self._fetches.values()}) if not self.missing else []
 
     @classmethod
     def of(cls, graph: HostGraph, lower: Lower) -> HostProgram:
@@ -115,12 +147,21 @@ class HostProgram:
         self._values.append(value)
         return self._place[name]
 
-    def _add(self, node: Any, lower: Lower) -> None:
+    def hands_on(self) -> list[int] | None:
+        """The number of the input that each output is; None where it does anything else."""
+        source = {place: int(name) for name, place, _ in self._feeds}
+        for step in self.steps:
+            if step.node.op not in ops_with("identity") and step.node.op != "NoOp":
+                return None
+            source |= {place: source.get(step.inputs[0], -1) for place in step.outputs}
+        found = [source.get(place, -1) for place in self._fetches.values()]
+        return found if min(found, default=0) >= 0 else None
+
+    def _add(self, node: _Node) -> None:
         """Adds a node behind those that it reads."""
-        attrs: Mapping[str, Any] = NodeAttrs(node.attr)
         info = schema.lookup(node.op)
-        attrs = attrs if info is None else info.filled(attrs)
-        inputs = tuple(self._place[_key(name)] for name in node.input if not name.startswith("^"))
+        attrs = node.attrs if info is None else info.filled(node.attrs)
+        inputs = tuple(self._place[key] for key in node.inputs)
         if node.op == "Const":
             value = attrs["value"]
             self._new(f"{node.name}:0", value.load() if isinstance(value, TensorValue) else None)
@@ -130,21 +171,34 @@ class HostProgram:
                 self._values[handle] = LookupTable(self._values[keys], self._values[values])
             except NotOurs:
                 self.missing.setdefault("LookupTableFindV2", []).append(node.name)
-        elif "key_dtype" in node.attr or node.op == "Placeholder":  # a table of either kind, or an input
+        elif "key_dtype" in node.attrs or node.op in ops_with("fed"):  # a table of either kind, or an input
             self._new(f"{node.name}:0")
         else:
-            known = tuple(found if isinstance(found := self._values[place], np.ndarray) else None for place in inputs)
-            table = self._values[inputs[0]] if inputs else None
-            bound = HostNode(node.name, node.op, attrs, known, table if isinstance(table, LookupTable) else None)
-            function = own = bind(bound)
-            if function is None and not bound.handles_strings:
-                function = lower(bound)
-            if function is None:
-                self.missing.setdefault(node.op, []).append(node.name)
-            count = schema.output_count(node.op, attrs) or 0
-            outputs = tuple(self._new(f"{node.name}:{port}") for port in range(count))
-            if function is not None:
-                self._steps.append(HostStep(function, inputs, outputs, bound, own is not None))
+            self._add_step(node, attrs, inputs)
+
+    def _add_step(self, node: _Node, attrs: Mapping[str, Any], inputs: tuple[int, ...]) -> None:
+        known = tuple(found if isinstance(found := self._values[place], np.ndarray) else None for place in inputs)
+        table = self._values[inputs[0]] if inputs else None
+        table = table if isinstance(table, LookupTable) else None
+        bound = HostNode(node.name, node.op, attrs, known, table, self._bodies(attrs))
+        function = own = bind(bound)
+        if function is None and not bound.handles_strings:
+            function = self._lower(bound)
+        outputs = tuple(self._new(f"{node.name}:{port}") for port in range(schema.output_count(node.op, attrs) or 0))
+        if function is not None:
+            self.steps.append(HostStep(function, inputs, outputs, bound, own is not None))
+            return
+        inside = [pair for body in bound.bodies for pair in body.missing.items()]
+        for op, names in inside or [(node.op, [node.name])]:
+            self.missing.setdefault(op, []).extend(names)
+
+    def _bodies(self, attrs: Mapping[str, Any]) -> tuple[HostProgram, ...]:
+        """The functions that a node with these attributes runs; none where one can not be."""
+        named = [found.name for key in _BODIES if isinstance(found := attrs.get(key), FunctionRef)]
+        functions = [self._library[name] for name in named if name in self._library]
+        if len(functions) < len(named) or self._depth == _DEEPEST or any(one.body.broken_inputs for one in functions):
+            return ()
+        return tuple(HostProgram(one, self._lower, self._library, self._depth + 1) for one in functions)
 
     def step(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Runs all steps on the inputs: outputs by name, of the caller's own.
@@ -231,5 +285,31 @@ def _key(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def _dtype(node: Any) -> str:
-    return str(NodeAttrs(node.attr)["dtype"])
+def _nodes_of(function: Function) -> list[_Node]:
+    body, first = function.body, len(function.parameters)
+    ops = ["Placeholder"] * first + [*body.ops[first:]]
+    keys = [[f"{body.names[source]}:{port}" for source, port in body.inputs(node)] for node in range(len(body))]
+    return [_Node(body.names[node], ops[node], body.attrs[node], keys[node]) for node in body.topological.tolist()]
+
+
+def _guard(node: HostNode) -> NativeNode | None:
+    """An assertion as `tf.function` writes it: while the condition holds, C hands on what there is; else it refuses the values."""
+    handed = node.bodies[0].hands_on() if node.op.endswith("If") else None
+    if handed is None or all(step.node.op != "Assert" for step in node.bodies[1].steps):
+        return None
+    return NativeNode([len(handed), *handed]) if len(handed) == len(node.attrs["Tout"]) else None
+
+
+@host_op("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall", native=_guard)
+def call(node: HostNode) -> Run:
+    """Results of a function, or of one of two by a truth value."""
+    chooses = node.op.endswith("If")
+    branches = node.bodies if chooses else (node.bodies * 2)[:2]
+    if len(branches) != 2 or any(body.missing for body in branches) or node.attrs.get("Tcond", "bool") != "bool":
+        raise NotOurs
+
+    def run(*inputs: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+        chosen = branches[chooses and not (inputs[0] if inputs[0].ndim == 0 else inputs[0].size)]
+        return tuple(chosen.step({str(number): x for number, x in enumerate(inputs[chooses:])}).values())
+
+    return run

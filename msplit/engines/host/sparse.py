@@ -160,14 +160,14 @@ def ragged_to_tensor(node: HostNode) -> Run:
     return run
 
 
-def _lengths(splits: Array, count: int) -> Array:
+def row_sizes(splits: Array, count: int) -> Array:
     """How many values each row has, of so many in all."""
     found = _between(splits)
     check(splits[-1] == count, f"{splits.tolist()} are no splits of {count} values")
     return found
 
 
-@host_op("RaggedTensorToSparse")
+@host_op("RaggedTensorToSparse", native="")
 def ragged_to_sparse(node: HostNode) -> Run:
     """A sparse tensor of ragged rows of single values."""
     if int(node.attrs["RAGGED_RANK"]) != 1:
@@ -176,7 +176,7 @@ def ragged_to_sparse(node: HostNode) -> Run:
     def run(splits: Array, values: Array) -> tuple[Array, Array, Array]:
         if values.ndim != 1:
             raise ValueError("values have more than one axis")
-        count = _lengths(splits, len(values))
+        count = row_sizes(splits, len(values))
         column = np.arange(len(values)) - np.repeat(splits[:-1], count)
         indices = np.stack([np.repeat(np.arange(len(count)), count), column], 1).astype(np.int64)
         return indices, values, np.array([len(count), count.max(initial=0)], np.int64)
@@ -204,7 +204,7 @@ def ngrams(node: HostNode) -> Run:
     def run(data: Array, splits: Array) -> tuple[Array, Array]:
         if not len(splits):
             return data[:0], splits
-        _lengths(splits, len(data))
+        row_sizes(splits, len(data))
         if not len(data):  # TensorFlow pads empty rows, but not where all are
             return data, np.zeros_like(splits)
         found = [of(data[start:end].tolist()) for start, end in itertools.pairwise(splits)]
@@ -252,36 +252,5 @@ def sparse_cross(node: HostNode) -> Run:
         for pick in reversed(picks):
             hashed = concatenated(hashed, pick)
         return np.stack([row, number], 1), (hashed % np.uint64(last)).astype(np.int64), shape
-
-    return run
-
-
-@host_op("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN", native="")
-def sparse_segments(node: HostNode) -> Run:
-    """Rows of a table, summed per segment, of which the ids do not decrease."""
-    if node.dtype("T") not in ("float32", "float64"):
-        raise NotOurs
-
-    def run(data: Array, indices: Array, ids: Array) -> Array:
-        sizes = (int(ids[-1]) + 1 if len(ids) else 0, *data.shape[1:])
-        check_size(*sizes)
-        made = np.zeros(sizes, data.dtype)
-        if not len(ids):
-            return made
-        check(indices.min() >= 0 and ids[0] >= 0, "an index or a segment is negative")
-        steps = np.diff(ids)
-        check((steps >= 0).all(), "segment ids are not increasing")
-        first = np.append(0, np.flatnonzero(steps) + 1)
-        sums = np.add.reduceat(data.take(indices, 0), first, 0)
-        if node.op != "SparseSegmentSum":
-            counts = np.diff(np.append(first, len(ids))).astype(data.dtype)
-            few, by = counts < 10, counts if node.op.endswith("Mean") else np.sqrt(counts)
-            columns = (-1, *[1] * (data.ndim - 1))
-            sums *= np.where(few, 1 / by, 1).astype(data.dtype).reshape(columns)
-            sums /= (
-                np.where(few, 1, by).astype(data.dtype).reshape(columns)
-            )  # TensorFlow multiplies where there are few
-        made[ids[first]] = sums
-        return made
 
     return run

@@ -27,7 +27,7 @@ from msplit.opset import schema
 Run = Callable[..., Any]
 """A node's function: its data inputs in order -> its output, or a tuple of outputs."""
 
-MODULES = ("arrays", "examples", "patterns", "sparse", "strings")
+MODULES = ("arrays", "examples", "patterns", "program", "segments", "sparse", "strings")
 """Modules of this package that define ops."""
 
 
@@ -47,6 +47,7 @@ class HostNode:
         attrs: Attributes as `msplit.core.graph.Graph.attrs` has them, defaults filled in.
         known: Per data input its value, where it is a constant.
         table: The lookup table of its first input, where that is one.
+        bodies: Programs (`HostProgram`) of the functions that it runs.
     """
 
     name: str
@@ -54,6 +55,7 @@ class HostNode:
     attrs: Mapping[str, Any]
     known: tuple[NDArray[Any] | None, ...] = ()
     table: Any = None
+    bodies: tuple[Any, ...] = ()
 
     def dtype(self, name: str) -> str:
         """The type that an attribute names."""

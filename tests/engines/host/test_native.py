@@ -27,7 +27,7 @@ def test_each_function_in_c_has_one_in_numpy_and_the_other_way_round():
     assert library.step_number(b"DecodeRaw") == -1
 
 
-def program_of(build):
+def program_of(build, whole=True):
     """A program of a graph of TensorFlow with inputs `words`, of strings, `x` of floats and `ids`; and what TensorFlow answers."""
     tf = importlib.import_module("tensorflow")
     graph = tf.Graph()
@@ -39,7 +39,7 @@ def program_of(build):
     data = parse_binary(graph.as_graph_def().SerializeToString(), schema.graph_pb2.GraphDef(), "a graph")
     feeds = {name: value.name for name, value in inputs.items()}
     program = HostProgram(HostGraph(data, feeds, {name: value.name for name, value in made.items()}), lowered)
-    assert not program.missing
+    assert not program.missing or not whole
 
     def answers(feeds):
         with tf.compat.v1.Session(graph=graph, config=options(tf)) as session:
@@ -120,3 +120,69 @@ def test_what_a_part_in_c_refuses_is_told_of_the_node_that_refuses_it(monkeypatc
         said.append(str(problem.value))
     assert said[0] == said[1]
     assert "node impossible" in said[0]
+
+
+def guarded(tf, words, x, ids):
+    """A row is chosen by a condition, behind assertions, one inside of a branch; and something that asserts nothing."""
+
+    @tf.function
+    def rows(x, ids):
+        tf.debugging.assert_less(tf.reduce_max(ids), 3, "too large")
+        if tf.shape(ids)[0] > 1:
+            tf.debugging.assert_positive(ids[1, 0] + 1)
+            return tf.cumsum(x), tf.shape(x)[0]
+        return x * 2, tf.size(ids)
+
+    more = tf.cond(tf.size(words) > 2, lambda: tf.strings.lower(words), lambda: tf.strings.join([words, words]))
+    made, size = rows(x, ids)
+    yield from (made, size, more)
+
+
+def test_functions_and_branches_run_as_in_tensorflow():
+    program, answers = program_of(guarded)
+    ops = {step.node.op for step in program.steps}
+    assert any(op.endswith("If") for op in ops), ops
+    for rows in (3, 2, 1):
+        feeds = {name: value[:rows] for name, value in FEEDS.items()}
+        expected = answers(feeds)
+        found = program.step(feeds)
+        same([*map(found.get, expected)], [*expected.values()], rows)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_assertion_that_does_not_hold_is_told_of_its_node(monkeypatch, compiled):
+    if not compiled:
+        monkeypatch.setattr(native, "native", lambda: None)
+    program, _ = program_of(guarded)
+    for ids in ([[3, 0], [1, 1]], [[0, 0], [-1, 1]]):
+        with pytest.raises(InvalidInput, match="Assert can not take these values: assertion failed") as problem:
+            program.step({**FEEDS, "ids": np.array(ids, np.int32)})
+        assert "Assert" in problem.value.where
+
+
+def test_a_branch_that_nobody_has_is_told_by_its_ops():
+    def build(tf, words, x, ids):
+        yield tf.cond(tf.size(words) > 2, lambda: tf.strings.unicode_transcode(words, "UTF-8", "UTF-8"), lambda: words)
+
+    program, _ = program_of(build, whole=False)
+    assert [*program.missing] == ["UnicodeTranscode"]
+
+
+def test_functions_that_call_each_other_without_an_end_are_not_ours():
+    tf = importlib.import_module("tensorflow")
+    graph = tf.Graph().as_graph_def()
+    function = graph.library.function.add()
+    function.signature.name = "again"
+    function.signature.input_arg.add(name="x", type=1)
+    function.signature.output_arg.add(name="y", type=1)
+    for nodes, source in ((function.node_def, "x"), (graph.node, "x")):
+        node = nodes.add(name="call", op="PartitionedCall", input=[source])
+        node.attr["f"].func.name = "again"
+        for name in ("Tin", "Tout"):
+            node.attr[name].list.type.append(1)
+    function.ret["y"] = "call:output:0"
+    graph.node.insert(0, tf.compat.v1.NodeDef(name="x", op="Placeholder"))
+    graph.node[0].attr["dtype"].type = 1
+    data = parse_binary(graph.SerializeToString(), schema.graph_pb2.GraphDef(), "a graph")
+    program = HostProgram(HostGraph(data, {"x": "x:0"}, {"y": "call:0"}), lowered)
+    assert [*program.missing] == ["PartitionedCall"]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays
@@ -16,6 +15,7 @@ from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.ir.interpret import as_tuple, call, static_slots
 from msplit.engines.cuda.ir.lowering import listed, table
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.host.program import HostGraph, HostProgram
 from msplit.engines.host.table import HostNode, Run
 from msplit.engines.table_rows import TableOptions
@@ -111,12 +111,12 @@ def lowered(node: HostNode) -> Run | None:
     if node.op not in listed() or (lowering := table()[node.op]).mutates:
         return None
     op = Op(0, node.name, node.op, dict(node.attrs), [(0, slot) for slot in range(len(node.known))], [])
-    static = static_slots(op)
+    static, known = static_slots(op), Node(op.name, op.op, op.attrs)
 
     def run(*inputs: NDArray[Any]) -> Any:
         arguments = [value if slot in static else to_torch(value) for slot, value in enumerate(inputs)]
-        with torch.no_grad():
-            made = tuple(to_numpy(result.contiguous()) for result in as_tuple(call(lowering, op, arguments)))
+        # Nothing here has a gradient: `torch.no_grad` would take longer than the op.
+        made = tuple(to_numpy(result.contiguous()) for result in as_tuple(call(lowering, op, arguments, node=known)))
         return made if len(made) > 1 else made[0]
 
     return run
