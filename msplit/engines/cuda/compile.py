@@ -29,7 +29,6 @@ from msplit.engines.cuda.frontend.partition import divide, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
-from msplit.engines.table_rows import TableOptions, divided
 from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
@@ -48,6 +47,7 @@ from msplit.engines.cuda.passes.tracing import list_choices, lookup_tables, row_
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.engines.cuda.runtime.host_stage import HostOptions
+from msplit.engines.table_rows import TableOptions, divided
 from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
