@@ -126,7 +126,16 @@ def ragged(path: Path) -> dict[str, NDArray[Any]]:
 
     module.scores = scores
     tf.saved_model.save(module, str(path), signatures=scores)
-    some = [b"user_1 user_2|user_3", b"", b"|", b"\xff nobody | user_40", b"user_7 " * 20, b" ", b"user_49|user_0|x", b"user_9"]
+    some = [
+        b"user_1 user_2|user_3",
+        b"",
+        b"|",
+        b"\xff nobody | user_40",
+        b"user_7 " * 20,
+        b" ",
+        b"user_49|user_0|x",
+        b"user_9",
+    ]
     return {"text": strings(*some)}
 
 
