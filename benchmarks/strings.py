@@ -2,7 +2,8 @@
 
     python hatch_build.py && PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/strings.py
 
-Each is given a turn of at least 0.2 s of processor time (user and system, all threads), by turns; the median of nine turns is told.
+Each is given a turn of at least 0.2 s of processor time (user and system, all threads), by turns; the median of nine turns is told, the
+least and the most behind it.
 """
 
 from __future__ import annotations
@@ -74,6 +75,11 @@ def spent(step: Callable[[], object]) -> float:
     return seconds / count
 
 
+def told(seconds: list[float]) -> str:
+    """Median, least and most in microseconds."""
+    return "{:,.0f} ({:,.0f} to {:,.0f})".format(*(of(seconds) * 1e6 for of in (statistics.median, min, max)))
+
+
 def main() -> None:
     print(f"compiled: {hashing.native() is not None}")
     print("| model | rows | TensorFlow µs | msplit µs | ratio |\n| --- | ---: | ---: | ---: | ---: |")
@@ -90,8 +96,8 @@ def main() -> None:
                 for _ in range(TURNS):
                     theirs.append(spent(functools.partial(stage.session.step, few)))
                     ours.append(spent(functools.partial(stage.program.step, few)))
-                a, b = statistics.median(theirs) * 1e6, statistics.median(ours) * 1e6
-                print(f"| {name} | {rows:,} | {a:,.0f} | {b:,.0f} | {b / a:.2f} |", flush=True)
+                ratio = statistics.median(ours) / statistics.median(theirs)
+                print(f"| {name} | {rows:,} | {told(theirs)} | {told(ours)} | {ratio:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -255,10 +255,8 @@ _OF_WHOLE_NUMBERS: dict[str, Callable[..., Any]] = {"FloorDiv": np.floor_divide,
 def binary(node: HostNode) -> Run:
     """Arithmetic and comparison of numbers."""
     _plain(node, "T")
-    functions = _BINARY | (_OF_FLOATS if node.dtype("T").startswith("float") else _OF_WHOLE_NUMBERS)
-    if node.op not in functions:
-        raise NotOurs
-    function, divides = functions[node.op], node.op in _OF_WHOLE_NUMBERS
+    of_type = _OF_FLOATS if node.dtype("T").startswith("float") else _OF_WHOLE_NUMBERS
+    function, divides = (_BINARY | of_type)[node.op], node.op in _OF_WHOLE_NUMBERS  # KeyError: not of such numbers
 
     def run(a: Array, b: Array) -> Array:
         check(not divides or b.all(), "division by zero")
@@ -273,8 +271,7 @@ _UNARY = {"Neg": np.negative, "Square": np.square, "Sqrt": np.sqrt}
 @host_op(*_UNARY, native="")
 def unary(node: HostNode) -> Run:
     """Arithmetic of one number."""
-    if node.dtype("T") not in ("float32", "float64", "int32", "int64"):
-        raise NotOurs
+    _plain(node, "T")
     function: Callable[..., Any] = _UNARY[node.op]
     return lambda x: np.asarray(function(x))
 

@@ -85,7 +85,7 @@ static int fold_segment(Run *run, int what, int mean, int64_t type, int64_t n, i
 static int sorted_segments(Run *run, In in, Value *out, int what, int mean) {
   const Value *data = in[0], *ids = in[1];
   int64_t shape[AXES], inner = 1, count = ids->size, last = 0, width = WIDTH[data->type];
-  if (!is_number(data) || !is_whole(ids) || ids->rank != 1 || !data->rank || data->shape[0] != count) return 0;
+  if (!is_number(data) || (mean && is_whole(data)) || !is_whole(ids) || ids->rank != 1 || !data->rank || data->shape[0] != count) return 0;
   for (int64_t i = 0; i < count; last = whole(ids, i++))
     if (whole(ids, i) < last) return 0;
   if (last == INT64_MAX) return 0;
@@ -102,12 +102,8 @@ static int sorted_segments(Run *run, In in, Value *out, int what, int mean) {
     if (n == 1) memcpy(to, from, inner * width);
     else if (!fold_segment(run, what, mean, data->type, n, inner, to, from)) return 0;
     for (int64_t i = 0; mean && n > 1 && i < inner; i++)
-      switch (data->type) {
-        case I32: ((int32_t *)to)[i] /= (int32_t)n; break;
-        case I64: ((int64_t *)to)[i] /= n; break;
-        case F32: ((float *)to)[i] /= n; break;
-        default: ((double *)to)[i] /= n;
-      }
+      if (data->type == F32) ((float *)to)[i] /= n;
+      else ((double *)to)[i] /= n;
   }
   return 1;
 }

@@ -18,11 +18,10 @@ Fold = Callable[[Array, Array], Array]
 
 
 class _Way(NamedTuple):
-    """How rows become one, what that begins with, and what sorted segments without rows have."""
+    """How rows become one, and what that begins with."""
 
     fold: Fold
     begin: float
-    empty: float = 0
 
 
 _NUMBERS = ("int32", "int64", "float32", "float64")
@@ -30,7 +29,7 @@ _NUMBERS = ("int32", "int64", "float32", "float64")
 _FOLDS = {
     "Sum": _Way(np.add, 0),
     "Mean": _Way(np.add, 0),
-    "Prod": _Way(np.multiply, 1, 1),
+    "Prod": _Way(np.multiply, 1),
     "Max": _Way(lambda a, b: np.where(b < a, a, b), -np.inf),
     "Min": _Way(lambda a, b: np.where(a < b, a, b), np.inf),
 }
@@ -38,15 +37,15 @@ _FIRST: dict[str, Fold] = {"Max": lambda a, b: np.where(a < b, b, a), "Min": lam
 """Of equal numbers, and of NaN, the first."""
 
 
-def _fold_of(node: HostNode) -> tuple[Fold, Any, float]:
-    fold, begin, empty = _FOLDS[node.op[-4:].removeprefix("t")]
+def _fold_of(node: HostNode) -> tuple[Fold, Any]:
+    fold, begin = _FOLDS[node.op[-4:].removeprefix("t")]
     dtype = np.dtype(node.dtype("T"))
     if dtype.name not in _NUMBERS or (node.op.endswith("Mean") and dtype.kind == "i"):
         raise NotOurs
     if np.isinf(begin) and (dtype.kind == "i" or node.op.startswith("Unsorted")):
         limits: Any = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
-        return fold, limits.max if begin > 0 else limits.min, empty
-    return fold, begin, empty
+        return fold, limits.max if begin > 0 else limits.min
+    return fold, begin
 
 
 def _numbered(places: Array) -> Array:
@@ -70,7 +69,7 @@ def _fold_rows(fold: Fold, made: Array, places: Array, rows: Array) -> None:
 @host_op("UnsortedSegmentSum", "UnsortedSegmentProd", "UnsortedSegmentMax", "UnsortedSegmentMin", native="")
 def unsorted_segments(node: HostNode) -> Run:
     """The sum, product, largest or smallest of the rows of each number; those of negative numbers are left out."""
-    fold, begin, _ = _fold_of(node)
+    fold, begin = _fold_of(node)
 
     def run(data: Array, ids: Array, count: Array) -> Array:
         check(data.shape[: ids.ndim] == ids.shape, f"{ids.shape} is not how {data.shape} begins")
@@ -92,7 +91,7 @@ def sorted_segments(node: HostNode) -> Run:
     As TensorFlow has it, columns of 32 bytes are summed, or multiplied, in four parts where there are 16 rows, and of numbers that are
     equal or NaN the first is the largest; columns that are left, and means, go row by row.
     """
-    fold, begin, empty = _fold_of(node)
+    fold, begin = _fold_of(node)
     dtype = np.dtype(node.dtype("T"))
     wide = 32 // dtype.itemsize if dtype.kind == "f" and node.op != "SegmentMean" else 1 << 40
     first = _FIRST.get(node.op[7:])
@@ -115,7 +114,7 @@ def sorted_segments(node: HostNode) -> Run:
                 made[:, :cut] = fold(made[:, :cut], parts[:, part])
         _fold_rows(first or fold, made[:, :cut], ids[~in_parts], flat[~in_parts, :cut])
         made[ids[sizes[ids] == 1]] = flat[sizes[ids] == 1]
-        made[sizes == 0] = empty
+        made[sizes == 0] = node.op == "SegmentProd"
         if node.op == "SegmentMean":
             made /= np.maximum(sizes, 1).astype(dtype)[:, None]
         return made.reshape(rows, *data.shape[1:])
@@ -153,8 +152,6 @@ def sparse_segments(node: HostNode) -> Run:
 def counts(node: HostNode) -> Run:
     """How often each number is there, of all or of each row, or the sum of its weights; or only whether it is there."""
     binary, ragged = bool(node.attrs.get("binary_output", False)), node.op == "RaggedBincount"
-    if node.dtype("T") not in _NUMBERS:
-        raise NotOurs
 
     def run(*inputs: Array) -> Array:
         numbers, size, weights = inputs[-3:]

@@ -280,11 +280,7 @@ def find(node: HostNode) -> Run:
     return lambda _, keys, __: values[table.places.of(keys.reshape(-1))].reshape(*keys.shape, *values.shape[1:])
 
 
-def _known_size(node: HostNode) -> NativeNode:
-    return NativeNode([], [np.array(len(node.table.values), np.int64)])
-
-
-@host_op("LookupTableSizeV2", native=_known_size)
+@host_op("LookupTableSizeV2", native=lambda node: NativeNode([], [np.array(len(node.table.values))]))
 def table_size(node: HostNode) -> Run:
     """The number of keys; a constant, but for what TensorFlow has it run behind."""
     table = node.table
