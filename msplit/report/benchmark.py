@@ -199,6 +199,11 @@ def _memory(variants: Sequence[VariantResult]) -> Table | None:
 
 def _host_tables(shown: Sequence[VariantResult]) -> str:
     """Part of a note on tables that are not on the GPU; "" where all are."""
+    trained = next(
+        (variant.facts["host_state_bytes"] for variant in shown if "host_state_bytes" in variant.facts), None
+    )
+    if trained is not None:
+        return f"; tables that are trained, and slots, of {size(float(trained))} stay in the host's memory"
     facts = next((variant.facts for variant in shown if variant.facts.get("table_hit_rate") is not None), None)
     if facts is None:
         return ""

@@ -104,3 +104,28 @@ def test_new_rows_take_the_place_of_those_in_the_cache(tmp_path: Path) -> None:
             new = {"table_2": (ids, np.full((len(ids), WIDTH), turn, np.float32))}
             pool.update(rows=new)
             whole.update(rows=new)
+
+
+@pytest.mark.parametrize("how", [{}, {"capture": False}, {"precision": "bf16"}])
+def test_tables_of_the_host_are_trained_to_the_bit_as_those_of_the_gpu(how: dict[str, Any], tmp_path: Path) -> None:
+    """Checkpoints are the same, and training goes on from them."""
+    from tests.training import test_host_tables as training
+
+    model, options = training.ranker(tmp_path / "model.meta"), {**OPTIONS, **how}
+    fed = training.batches(40, 64)
+    with (
+        msplit.Trainer(model, "train_op", ["loss"], table_memory=training.MEMORY, **options) as small,
+        msplit.Trainer(model, "train_op", ["loss"], **options) as whole,
+    ):
+        assert training.losses(small.run(fed[:20], fetch_every=1)) == training.losses(
+            whole.run(fed[:20], fetch_every=1)
+        )
+        assert small.runner is not None
+        assert small.runner.facts["host_state_bytes"] == training.SIZE
+        ours = small.save(tmp_path / "ours")
+        assert training.tensors(ours) == training.tensors(whole.save(tmp_path / "whole"))
+        after = training.losses(small.run(fed[20:], fetch_every=1))
+        small.restore(ours)
+        assert training.losses(small.run(fed[20:], fetch_every=1)) == after
+        assert training.losses(whole.run(fed[20:], fetch_every=1)) == after
+        assert training.same(small.variables, whole.variables)

@@ -14,8 +14,11 @@ import pytest
 import msplit
 from msplit.engines.base import Feeds
 from msplit.errors import EngineError, MsplitError
+from msplit.report import benchmark
+from msplit.report.document import size
 from msplit.training import checkpoint
 from msplit.training.rendezvous import World
+from msplit.training.trainer import to_train
 from tests.campaign import CAMPAIGN
 from tests.cli.runner import fine
 from tests.cli.runner import msplit as run
@@ -229,3 +232,37 @@ def test_killed_at_any_time_it_goes_on_bit_equal(folder: Path, tmp_path: Path) -
     straight = ("--shuffle", "--save", tmp_path / "whole", "--steps", steps + 3)
     assert commands.run(command(model, folder, *straight, memory=False)) == 0
     assert tensors(kept / f"model-{steps + 3}") == tensors(tmp_path / "whole" / f"model-{steps + 3}")
+
+
+def test_a_bench_of_the_step_says_what_stays_with_the_host(folder: Path) -> None:
+    flat = to_train(folder / "model.meta", "train_op", ["loss"])
+    found = msplit.bench(flat, batch=8, table_memory=MEMORY, engine="cuda", device="cpu", streams=2, effort="fast")
+    (table,) = [one for one in benchmark.document(flat, found).tables if one.title == "What ran"]
+    assert f"tables that are trained, and slots, of {size(SIZE)} stay in the host's memory" in table.note
+
+
+def test_a_keras_model_that_fits_keeps_its_table_with_the_host() -> None:
+    from msplit.engines.tensorflow.runtime import tensorflow
+
+    tensorflow()
+    import keras
+
+    def model() -> Any:
+        keras.utils.set_random_seed(3)
+        ids = keras.Input((3,), dtype="int32")
+        hidden = keras.layers.Flatten()(keras.layers.Embedding(ROWS, WIDTH)(ids))
+        made = keras.Model(ids, keras.layers.Dense(1)(hidden))
+        made.compile(keras.optimizers.SGD(0.1), "mse")
+        return made
+
+    chance = np.random.default_rng(0)
+    ids, wanted = chance.integers(0, ROWS, (24, 3)).astype(np.int32), chance.standard_normal((24, 1)).astype(np.float32)
+    found = []
+    for memory in (None, MEMORY):
+        one = model()
+        step = msplit.compile(one.train_step, **SIMULATED, table_memory=memory)
+        one.fit(ids, wanted, batch_size=8, epochs=2, verbose=0, callbacks=[step.callback()])
+        found.append([np.asarray(variable) for variable in one.variables])
+        assert step.runners[0].facts.get("host_state_bytes") == (None if memory is None else ROWS * WIDTH * 4)
+        step.close()
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(*found, strict=True))

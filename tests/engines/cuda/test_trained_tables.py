@@ -27,6 +27,7 @@ from tests.training_graphs import run as run_stored
 torch = pytest.importorskip("torch")
 from msplit.engines.cuda.device.device import Device  # noqa: E402
 from msplit.engines.cuda.ir.program import State, StateMemory  # noqa: E402
+from msplit.engines.cuda.kernels import host_tables  # noqa: E402
 
 CPU = torch.device("cpu")
 BY_ROWS = ["sgd", "momentum", "nesterov", "adagrad", "adadelta", "rmsprop", "centered", "ftrl", "proximal"]
@@ -297,6 +298,44 @@ def test_tables_that_do_not_fit_stay_with_the_host_unasked(monkeypatch: pytest.M
     ENGINE.forget(adam)
 
 
+def test_tables_that_are_not_trained_have_a_cache_beside_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    monkeypatch.setattr(host_tables, "_NOTES_OF_CPU", 1 << 8)
+    v1, large = tf.compat.v1, 4000
+    with tf.Graph().as_default() as made:
+        fixed = tf.constant(np.random.default_rng(0).standard_normal((large, 8)).astype(np.float32))
+        table = v1.get_variable(
+            "table", [large, 8], initializer=v1.random_normal_initializer(seed=1), use_resource=True
+        )
+        small = v1.get_variable("small", [9, 8], initializer=v1.random_normal_initializer(seed=1), use_resource=True)
+        ids = v1.placeholder(tf.int64, [BATCH], name="ids")
+        rows = tf.gather(table, ids) * tf.gather(fixed, ids) + tf.gather(small, ids % 9)
+        loss = tf.reduce_sum(tf.square(rows), name="loss")
+        step = v1.train.AdagradOptimizer(0.1).minimize(loss)
+        state = initial_values(v1)
+    flat = flat_of(made.as_graph_def(), outputs=["loss", step.name])
+    fed = [{"ids": np.random.default_rng(seed).integers(0, 40, BATCH)} for seed in range(20)]
+    job = job_of(flat, state, group=True)
+    compiled = CudaEngine().compile(hosting(job, 100_000))
+    assert compiled.program.state.hosted == {"table", "table/Adagrad"}
+    assert compiled.optimized.graph.table_memory == 100_000 - 2 * 9 * 8 * 4
+    found = []
+    for one in (job, hosting(job, 100_000)):
+        executable = ENGINE.build(one)
+        executable.load_state(state)
+        losses = [executable.step(feeds)["loss"] for feeds in fed]
+        found.append((losses, executable.save_state()))
+        facts = executable.facts()
+        executable.close()
+    assert facts["host_table_bytes"] == large * 8 * 4
+    assert facts["host_state_bytes"] == 2 * large * 8 * 4
+    assert facts["table_hit_rate"] > 0.2
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-6)
+    for name, value in found[0][1].items():
+        np.testing.assert_allclose(found[1][1][name], value, rtol=1e-5, atol=1e-7)
+
+
 # --- The host's memory
 
 
@@ -332,6 +371,11 @@ def test_memory_is_lent_again_and_freed_when_nobody_has_it() -> None:
     assert held() is None
     memory.free()
     assert not any(memory._free.values())
+
+
+def test_a_table_that_the_host_has_no_memory_for_is_told() -> None:
+    with pytest.raises(EngineError, match="the host has no"):
+        Device.of(CPU).host_memory.lend(1 << 60)
 
 
 def test_what_warms_up_does_not_train() -> None:

@@ -217,11 +217,15 @@ class PinnedMemory:
         """So many bytes. The device may still be at work on them for who had them before.
 
         Raises:
-            EngineError: CUDA does not pin them.
+            EngineError: There are not so many, or CUDA does not pin them.
         """
         with contextlib.suppress(KeyError, IndexError):
             return self._free[size].pop()
-        memory = np.empty(size + 2 * mmap.PAGESIZE, np.uint8)
+        try:
+            memory = np.empty(size + 2 * mmap.PAGESIZE, np.uint8)
+        except MemoryError:
+            fix = "use a host with more memory, or more memory of the GPU for tables (--table-memory)"
+            raise EngineError(f"the host has no {size / 1e9:.3g} GB for a table", fix=fix) from None
         begin = -memory.ctypes.data % mmap.PAGESIZE  # no page is shared with what somebody else pins
         memory = memory[begin : begin + size]
         if self._place.type == "cuda":
