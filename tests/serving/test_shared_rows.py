@@ -292,6 +292,28 @@ def test_a_build_that_says_other_rows_is_damaged(build_of_users: Path, tmp_path:
         msplit.pool(path, device="cpu", groups=1)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"spread": {"StringToHashBucketFast:0 (host)": 0}},
+        {"spread": {"nothing": 1}},
+        {"spread": {"StringToHashBucketFast:0 (host)": 1 << 40}},
+        {"spread": {"StringToHashBucketFast:0 (host)": "many"}},
+        {"reads": ["nobody"]},
+        {"reads": []},
+        {"once": None},
+        {"once": {"feeds": {}, "fetches": {}, "file": "none.pb"}},
+        {"counted": ["nobody", 1]},
+    ],
+)
+def test_a_build_whose_host_makes_other_rows_of_users_is_damaged(text_build: Path, tmp_path: Path, wrong: Any) -> None:
+    path = Path(shutil.copytree(text_build, tmp_path / "words.build"))
+    name = max(one.name for one in path.glob("*.host.json") if json.loads(one.read_bytes())["once"])
+    change(path, name, lambda data: json.dumps({**json.loads(data), **wrong}).encode())
+    with pytest.raises(MsplitError):
+        msplit.open(path)
+
+
 def test_a_build_has_as_many_users_as_it_was_built_for(build_of_users: Path, build: Path) -> None:
     for path, users in ((build_of_users, 6), (build, 2)):
         with pytest.raises(MsplitError, match=r"was built for [15] users in a step, not [62]"):

@@ -79,8 +79,11 @@ def _time_us(graph: OpGraph, number: int) -> float:
     sizes = [float(_bytes(graph, key)) for key in op.inputs]
     node = Node(op.op, op.attrs, [*shapes], [None] * len(shapes), [None] * len(shapes))
     made = work(Case(node, (graph.shape(op.out),), sheet.sms, sizes))
-    flops = 0.0 if made is None else made.flops / sheet.flops_per_us(known(graph.dtype(op.out)), made.product)
-    return flops + (sum(sizes) + sum(_bytes(graph, key) for key in outputs(graph, number))) / sheet.bytes_per_us
+    taken = 0.0
+    if made is not None:  # a product of one row has other waits than one of many
+        taken = (made.setup + made.chain) / sheet.clock_mhz
+        taken += made.flops / sheet.flops_per_us(known(graph.dtype(op.out)), made.product)
+    return taken + (sum(sizes) + sum(_bytes(graph, key) for key in outputs(graph, number))) / sheet.bytes_per_us
 
 
 def pays_to_split(graph: OpGraph, op: Op, width: int, *, alone: bool) -> bool:
