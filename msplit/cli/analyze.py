@@ -75,7 +75,7 @@ def command(
     flat = choice.load(model, choice.function)
     found = api.analyze(flat, **costing)
     coverage = None
-    if engine == "cuda":
+    if engine == "cuda" or analysis.by_values(found):  # what follows depends on whether its steps can be captured
         from msplit.engines.cuda.coverage import cover
 
         coverage = cover(flat, found.shapes, build=True)
