@@ -167,7 +167,10 @@ def sim(m: Maker) -> None:
         return states[1:]
 
     item, user, clicks = looked_up("item"), m.looked_up("user"), looked_up("user_long", long)
-    masks = [m.tf.compat.v1.placeholder(m.tf.float32, [None, size], f"user_{name}_mask") for name, size in (("long", long), ("short", short))]  # fmt: skip
+    sizes = {"long": long, "short": short}
+    masks = [
+        m.tf.compat.v1.placeholder(m.tf.float32, [None, size], f"user_{name}_mask") for name, size in sizes.items()
+    ]
     clicks, few = clicks * masks[0][..., None], looked_up("user_short", short) * masks[1][..., None]
     scores, interest = attended(m.tf.reduce_sum(item[:, None] * clicks, -1), masks[0], clicks)
     best, places = m.tf.math.top_k(scores, most)

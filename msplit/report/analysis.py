@@ -310,15 +310,6 @@ def loose_inputs(found: Analysis) -> Collection[str]:
         return ()
 
 
-def by_values(found: Analysis) -> bool:
-    """True where shapes may depend on values, in a graph that is small enough to be built for an answer."""
-    from msplit.engines.cuda.coverage import MOST_BUILT
-    from msplit.engines.cuda.ir.lowering import listed
-
-    known = listed() if len(found.guesses.nodes) else {}
-    return len(found.flat) <= MOST_BUILT and any(op in known and known[op].dynamic for op in found.guesses.ops)
-
-
 _LOOSE = (
     "are parts of sparse or ragged tensors: a build or a server takes as many entries of each as it was prepared with, and refuses "
     "others. Make such tensors inside of the model, from text, tf.Example records or padded rows: then rows may have any number."
