@@ -10,7 +10,13 @@ Models, each with inputs `user_*` that have one row in a request:
 - *din*: attention of each item over a history of 50, by layers over ``[q, h, q - h, q * h]``;
 - *bst*: a transformer layer over the history and the item;
 - *deepfm*: 26 fields, 13 of them the user's: factors, and layers over all;
-- *two_towers*: a tower for each side, and their product.
+- *two_towers*: a tower for each side, and their product;
+- *nrms*: self-attention over the words of each title, then over the titles that the user has read, as in
+  `recommenders/models/newsrec/models/nrms.py` of recommenders-team/recommenders;
+- *sim*: the items of a long history most like the item, a GRU over a short one, and one that updates by the attention of the item, as in
+  `TensorFlow2/Recommendation/SIM/sim/models/sim_model.py` of NVIDIA/DeepLearningExamples.
+
+Nothing in msplit was made for the last two. Their sizes are made up.
 
 Each is verified by `msplit.bench` against TensorFlow with the user's rows repeated, where that is installed, else against plain ops. The
 table comes last: per model how much of the work is the user's alone (by FLOPs and by the kernels' predicted time), µs of the best row
@@ -102,7 +108,85 @@ def two_towers(m: Maker) -> None:
     m.tf.reduce_sum(user * item, 1, keepdims=True, name="y")
 
 
-MODELS: dict[str, Callable[[Maker], None]] = {one.__name__: one for one in (encoder, din, bst, deepfm, two_towers)}
+def nrms(m: Maker) -> None:
+    table, heads, width = m.weights(ROWS, 64), 8, 64
+
+    def pooled(value: Any) -> Any:
+        score = m.tf.tensordot(
+            m.tf.tanh(m.tf.tensordot(value, m.weights(width, 64), 1) + m.weights(64)), m.weights(64), 1
+        )
+        return m.tf.reduce_sum(value * m.tf.nn.softmax(score)[..., None], -2)
+
+    def encoded(value: Any) -> Any:
+        length = value.shape[-2]
+        q, k, v = (
+            m.tf.transpose(
+                m.tf.reshape(m.tf.tensordot(value, one, 1), [-1, length, heads, width // heads]), [0, 2, 1, 3]
+            )
+            for one in (m.weights(value.shape[-1], width) for _ in range(3))
+        )
+        read = m.tf.matmul(m.tf.nn.softmax(m.tf.matmul(q, k, transpose_b=True) / (width / heads) ** 0.5), v)
+        return pooled(m.tf.reshape(m.tf.transpose(read, [0, 2, 1, 3]), [-1, length, width]))
+
+    clicks, words = 20, 12
+    m.rng, state = np.random.default_rng(1), np.random.default_rng(1)
+    user = encoded(m.tf.gather(table, m.tf.reshape(m.ids("user_titles", clicks, words), [-1, words])))
+    m.rng = state  # one encoder of titles for both
+    item = encoded(m.tf.gather(table, m.ids("item_title", words)))
+    m.rng = np.random.default_rng(2)
+    user = encoded(m.tf.reshape(user, [-1, clicks, width]))
+    m.tf.sigmoid(m.tf.reduce_sum(user * item, 1, keepdims=True), name="y")
+
+
+def sim(m: Maker) -> None:
+    long, short, most, width = 64, 10, 16, 2 * WIDTH
+    tables = m.weights(ROWS, WIDTH), m.weights(300, WIDTH)
+
+    def looked_up(name: str, *sizes: int) -> Any:
+        ids = zip(tables, (m.ids(f"{name}_id", *sizes), m.ids(f"{name}_kind", *sizes)), strict=True)
+        return m.tf.concat([m.tf.gather(table, one) for table, one in ids], -1)
+
+    def attended(score: Any, mask: Any, values: Any) -> Any:
+        score = m.tf.nn.softmax(
+            m.tf.where(m.tf.equal(mask, 1.0), score, m.tf.fill(m.tf.shape(score), m.tf.float32.min))
+        )
+        return score, m.tf.reduce_sum(score[..., None] * values, 1)
+
+    def recurrent(values: Any, attention: Any = None) -> list[Any]:
+        gates, new = (
+            (m.weights(2 * width, 2 * width), m.weights(2 * width)),
+            (m.weights(2 * width, width), m.weights(width)),
+        )
+        states = [m.tf.zeros_like(values[:, 0])]
+        for step, value in enumerate(m.tf.unstack(values, axis=1)):
+            both = m.tf.sigmoid(m.tf.matmul(m.tf.concat([value, states[-1]], 1), gates[0]) + gates[1])
+            reset, update = m.tf.split(both, 2, 1)
+            made = m.tf.tanh(m.tf.matmul(m.tf.concat([value, reset * states[-1]], 1), new[0]) + new[1])
+            update = update if attention is None else (1.0 - attention[:, step, None]) * update
+            states.append(update * states[-1] + (1.0 - update) * made)
+        return states[1:]
+
+    item, user, clicks = looked_up("item"), m.looked_up("user"), looked_up("user_long", long)
+    sizes = {"long": long, "short": short}
+    masks = [
+        m.tf.compat.v1.placeholder(m.tf.float32, [None, size], f"user_{name}_mask") for name, size in sizes.items()
+    ]
+    clicks, few = clicks * masks[0][..., None], looked_up("user_short", short) * masks[1][..., None]
+    scores, interest = attended(m.tf.reduce_sum(item[:, None] * clicks, -1), masks[0], clicks)
+    best, places = m.tf.math.top_k(scores, most)
+    alike, there = m.tf.gather(clicks, places, batch_dims=1), m.tf.cast(best > 0.0, m.tf.float32)
+    _, nearest = attended(m.tf.reduce_sum(item[:, None] * alike, -1), there, alike)
+    mean = m.tf.reduce_sum(alike * there[..., None], 1) / (m.tf.reduce_sum(there, 1, keepdims=True) + 1.0)
+    first = m.tf.stack(recurrent(few), 1)
+    query = m.tf.tile(m.tf.matmul(item, m.weights(width, width))[:, None], [1, short, 1])
+    score = m.layers(m.tf.concat([query, first, query - first, query * first], -1), 80, 40, 1)[..., 0]
+    last = recurrent(first, attended(score, masks[1], first)[0])[-1]
+    m.layers(m.tf.concat([interest, nearest, mean, item, last, user], 1), 200, 80, last=True)
+
+
+MODELS: dict[str, Callable[[Maker], None]] = {
+    one.__name__: one for one in (encoder, din, bst, deepfm, two_towers, nrms, sim)
+}
 
 
 def make(folder: Path) -> None:

@@ -75,10 +75,13 @@ def command(
     flat = choice.load(model, choice.function)
     found = api.analyze(flat, **costing)
     coverage = None
-    if engine == "cuda":
-        from msplit.engines.cuda.coverage import cover
+    if engine == "cuda" or found.guesses.ops:
+        from msplit.engines.cuda.coverage import by_values, cover
 
-        coverage = cover(flat, found.shapes, build=True)
+        # What to run next depends on whether its steps can be captured.
+        coverage = (
+            cover(flat, found.shapes, build=True) if engine == "cuda" or by_values(flat, found.guesses.ops) else None
+        )
     split = None if gpus is None else found.on_gpus(gpus)
     once = shared_work(found.flat, found.costs, shared) if shared or (work.batch or 1) > 1 else None
     repeated = repeated_work(found.flat, found.costs, found.shapes)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import msplit as library
+from msplit.opset import schema
 from tests import forked
 from tests.campaign import sampled
 from tests.cli.runner import ALL, ROOT, SAMPLES, fine, msplit, on_terminal, options_of, process
@@ -53,6 +54,25 @@ def test_sparse_and_ragged_inputs_lead_to_no_build_but_to_what_works(engine: tup
         with pytest.raises(library.EngineError, match="depends on values, so they can not be captured"):
             library.prepare(graph, device="cpu", engine="cuda", effort="fast")
         library.prepare(graph, device="cpu", engine="cuda", effort="fast", capture=False).close()
+
+
+def test_shapes_that_depend_on_values_lead_to_no_build_but_to_steps_launch_by_launch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    graph, nodes = (
+        schema.graph_pb2.GraphDef(),
+        [("x", "Placeholder", ()), ("where", "Where", ("x",)), ("y", "GatherNd", ("x", "where"))],
+    )
+    for name, op, inputs in nodes:
+        node = graph.node.add(name=name, op=op, input=inputs)
+        for key in {"Placeholder": ["dtype"], "Where": ["T"], "GatherNd": ["Tparams"]}[op]:
+            node.attr[key].type = 1
+    graph.node[0].attr["shape"].shape.dim.add(size=4)
+    graph.node[2].attr["Tindices"].type = 9
+    (tmp_path / "model.pb").write_bytes(graph.SerializeToString())
+    done = fine("analyze", tmp_path / "model.pb", "--format", "json")
+    commands = [shlex.split(command)[1:] for command in done.json["commands"]]
+    assert [command[0] for command in commands] == ["bench", "serve"], commands
+    assert all("--cuda capture=no" in shlex.join(command) for command in commands)
 
 
 def test_what_analyze_says_to_run_next_runs_and_predicts_the_same(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -203,6 +203,16 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
         _writers(whole),
         *_of_host(flat, partition),
     )
+
+
+def by_values(flat: FlatGraph, unknown: Collection[str]) -> bool:
+    """True where sizes that are not known may depend on values, of a graph that is small enough to be built for an answer.
+
+    Args:
+        flat: The graph.
+        unknown: Ops of nodes whose shapes are not known.
+    """
+    return len(flat) <= MOST_BUILT and any(op in listed() and listed()[op].dynamic for op in unknown)
 
 
 def _of_host(flat: FlatGraph, partition: Partition) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Arrays, Engine, Executable, Job
 from msplit.engines.tensorflow import cluster_session, runtime
 from msplit.engines.tensorflow.cluster import how_many
-from msplit.engines.tensorflow.placed import PlacedGraph, place, unplaced
+from msplit.engines.tensorflow.placed import PlacedGraph, place, unplaced, unrewritten
 from msplit.engines.tensorflow.session import Placement, SessionExecutable
 from msplit.errors import INSTALL_TENSORFLOW, EngineError
 from msplit.flatten.flat import FlatGraph
@@ -224,7 +224,7 @@ def session_on_cpu(
         cpu = "/device:CPU:0"
         placed = place(flat, np.zeros(len(flat), np.int32), [cpu], cpu) if inlined else unplaced(flat)
         config = runtime.session_config(1, cpu_only=True, optimized=False)
-        executable = SessionExecutable(flat.model, placed, config, ieee=True, facts={})
+        executable = SessionExecutable(flat.model, unrewritten(placed, config), config, ieee=True, facts={})
         if state:
             executable.load_state(state)
         return executable

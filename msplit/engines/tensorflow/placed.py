@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -352,6 +352,23 @@ def _seeded(graph_def: Any) -> tuple[Any, bool]:
             if _unseeded(node):
                 node.attr["seed"].i, node.attr["seed2"].i = seeds(scope, node.name, 0, 0)
     return seeded, True
+
+
+def unrewritten(placed: PlacedGraph, config: Any) -> PlacedGraph:
+    """A graph whose functions run by these options, a ConfigProto: each call has its own, under which TensorFlow rewrites what it calls."""
+    bodies = _bodies(placed.graph_def)
+    if not any(_OPTIONS in node.attr for _, body in bodies for node in body):
+        return placed
+    made, own = copy.deepcopy(placed.graph_def), config.SerializeToString()
+    for _, body in _bodies(made):
+        for node in body:
+            if _OPTIONS in node.attr:
+                node.attr[_OPTIONS].s = own
+    return replace(placed, graph_def=made, changed=True)
+
+
+_OPTIONS = "config_proto"
+"""The attribute of a call that has them."""
 
 
 def _bodies(graph_def: Any) -> list[tuple[str, Any]]:

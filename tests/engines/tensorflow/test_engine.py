@@ -46,6 +46,19 @@ def test_a_session_is_opened_for_what_was_not_asked_before(opened):
     assert len(opened) == 5, "another model"
 
 
+def test_no_function_is_rewritten():
+    """A product with bias and ReLU in one kernel of oneDNN's, which TensorFlow makes of the three in a function, is 0 of NaN."""
+
+    def build(tf, v1):
+        layer = tf.function(lambda x: tf.nn.relu(tf.nn.bias_add(x @ tf.ones([3, 2]), tf.ones(2))))
+        tf.identity(layer(v1.placeholder(tf.float32, [None, 3], "x")), "y")
+
+    flat = graph_of(build, outputs=["y"])
+    before = flat.model.graph_def.SerializeToString()
+    assert np.isnan(reference(flat, {"x": np.full_like(X, np.nan)})["y"]).all()
+    assert flat.model.graph_def.SerializeToString() == before
+
+
 def test_what_is_refused_is_refused_again(opened):
     flat = graph_of(doubled, outputs=["y"])
     for _ in range(2):

@@ -142,7 +142,7 @@ def _read(graph: OpGraph, made: dict[Key, Key]) -> None:
     """Lets what read the results of matches read those of the ops in their place; a reshape of a reshape reads what that does."""
     for op in graph.ops.values():
         if op.op in RESHAPES and op.inputs[0] in made:
-            op.inputs[0] = made[op.inputs[0]]
+            become_reshape(graph, op, made[op.inputs[0]])  # an axis that it names is one of what it read
     graph.rename({key: result for key, result in made.items() if key[0] not in graph.ops})
 
 

@@ -427,3 +427,21 @@ def test_on_several_gpus_each_has_its_own_masks():
     executable = ENGINE.build(job(flat, given, ids, streams=2, split=(0, 1)))
     assert sum(step.op.op == "_Attention" for step in executable.program.steps) == 2
     assert compare(executable.step(given), run(flat, given)).passed
+
+
+@pytest.mark.parametrize("way", ["squeezed", "widened in front", "widened between", "widened behind"])
+def test_a_view_that_counts_axes_counts_those_of_the_product(way):
+    """Of one query, as additive attention of Keras has it (``Dot`` of weights and values): what the kernel makes has no axis for it."""
+
+    def build(tf, v1):
+        query = v1.placeholder(tf.float32, [None, D], name="query")
+        key = v1.placeholder(tf.float32, [None, L, D], name="key")
+        weights = tf.nn.softmax(tf.matmul(query[:, None, :], key, transpose_b=True))
+        pooled = tf.matmul(key, weights, transpose_a=True, transpose_b=True)  # [B, D, 1]
+        if way == "squeezed":
+            result = tf.squeeze(pooled, -1)
+        else:
+            result = tf.expand_dims(pooled, {"in front": 0, "between": 2, "behind": -1}[way.removeprefix("widened ")])
+        tf.identity(result, name="out")
+
+    check(build, {"query": normal(B, D), "key": normal(B, L, D)})
