@@ -28,6 +28,7 @@ torch = pytest.importorskip("torch")
 from msplit.engines.cuda.device.device import Device  # noqa: E402
 from msplit.engines.cuda.ir.program import State, StateMemory  # noqa: E402
 from msplit.engines.cuda.kernels import host_tables  # noqa: E402
+from msplit.engines.table_rows import TableOptions  # noqa: E402
 
 CPU = torch.device("cpu")
 BY_ROWS = ["sgd", "momentum", "nesterov", "adagrad", "adadelta", "rmsprop", "centered", "ftrl", "proximal"]
@@ -37,7 +38,8 @@ DEEPFM = [case for case in STORED if case[0] == "deepfm" and case[1] != "Adam"]
 
 def hosting(job: Job, memory: int | None = 1) -> Job:
     """A job with so many bytes on the device for tables."""
-    return dataclasses.replace(job, options=dataclasses.replace(job.options, table_memory=memory))
+    given = None if memory is None else TableOptions(memory)
+    return dataclasses.replace(job, options=dataclasses.replace(job.options, table_memory=given))
 
 
 def trained(job: Job, state: Mapping[str, np.ndarray], fed: list[dict[str, np.ndarray]]) -> tuple[Any, ...]:
@@ -141,7 +143,7 @@ def test_a_model_of_the_benchmark_trains_likewise(case: tuple[str, str, str], st
 
 @sampled(4 if CAMPAIGN else 2, lookup=["lookup", "tables"], optimizer=["adagrad", "rmsprop", "ftrl", "momentum"])
 def test_variables_are_those_of_tensorflow(lookup: str, optimizer: str) -> None:
-    program = check(*graph(lookup, optimizer, True), table_memory=1, group=True)
+    program = check(*graph(lookup, optimizer, True), table_memory=TableOptions(1), group=True)
     assert program.state.hosted
 
 
@@ -226,7 +228,7 @@ def test_adam_of_the_rows_of_a_step_keeps_its_moments_with_the_host() -> None:
     flat, state = lazy()
     fed = [feeds_of(flat, seed) for seed in range(4)]
     assert assert_same(flat, state, fed, group=True) == {"table", "mean", "square"}
-    check(flat, state, table_memory=1)
+    check(flat, state, table_memory=TableOptions(1))
 
 
 # --- What can not be, and what is placed where
