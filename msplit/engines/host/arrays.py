@@ -259,7 +259,7 @@ def binary(node: HostNode) -> Run:
     function, divides = (_BINARY | of_type)[node.op], node.op in _OF_WHOLE_NUMBERS  # KeyError: not of such numbers
 
     def run(a: Array, b: Array) -> Array:
-        check(not divides or b.all(), "division by zero")
+        check(not divides or not a.size or b.all(), "division by zero")
         return np.asarray(function(a, b))
 
     return run

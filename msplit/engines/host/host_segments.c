@@ -51,7 +51,7 @@ static int unsorted_segments(Run *run, In in, Value *out, int what) {
   if (memcmp(data->shape, ids->shape, ids->rank * 8)) return 0;
   int64_t rows = shape[0] = whole(in[2], 0);
   for (int64_t axis = 1; axis < rank; axis++) inner *= shape[axis] = data->shape[ids->rank + axis - 1];
-  if (!make(run, out, data->type, rank, shape)) return 0;
+  if (!make_asked(run, out, data->type, rank, shape)) return 0;
   begin_fold(what, data->type, out->size, out->data, 1);
   for (int64_t i = 0; i < ids->size; i++) {
     int64_t row = whole(ids, i);
@@ -91,7 +91,7 @@ static int sorted_segments(Run *run, In in, Value *out, int what, int mean) {
   if (last == INT64_MAX) return 0;
   shape[0] = count ? last + 1 : 0;
   for (int64_t axis = 1; axis < data->rank; axis++) inner *= shape[axis] = data->shape[axis];
-  if (!make(run, out, data->type, data->rank, shape)) return 0;
+  if (!make_asked(run, out, data->type, data->rank, shape)) return 0;
   if (what == MULTIPLY) begin_fold(what, data->type, out->size, out->data, 0);
   else memset(out->data, 0, out->size * width);
   for (int64_t first = 0, n; first < count; first += n) {
@@ -134,7 +134,7 @@ static int counts(Run *run, In in, int64_t count, Out out, const int64_t *attrs)
   if (splits && (numbers->rank != 1 || !are_splits(splits, numbers->size))) return 0;
   int64_t rows = splits ? splits->size - 1 : numbers->rank == 2 ? numbers->shape[0] : 1, most = whole(in[1], 0);
   int64_t shape[2] = {rows, most}, by_row = splits || numbers->rank == 2, each = rows ? numbers->size / rows : 0;
-  if (!make(run, out[0], weights->type, 1 + by_row, shape + !by_row)) return 0;
+  if (!make_asked(run, out[0], weights->type, 1 + by_row, shape + !by_row)) return 0;
   memset(out[0]->data, 0, out[0]->size * WIDTH[weights->type]);
   for (int64_t row = 0, i = 0; row < rows; row++)
     for (int64_t end = splits ? whole(splits, row + 1) : i + each; i < end; i++) {
@@ -182,7 +182,7 @@ static int64_t steps_to(int64_t start, int64_t end, int64_t step) {
   distance = distance < 0 ? -distance : distance;
   step = step < 0 ? -step : step;
   int64_t found = distance / step + (distance % step > 0);
-  return found > (int64_t)1 << 28 ? -1 : found;
+  return found > 1 << 26 ? -1 : found;
 }
 
 static int range(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
@@ -206,7 +206,7 @@ static int ragged_range(Run *run, In in, int64_t count, Out out, const int64_t *
   put(out[0], 0, 0);
   for (int64_t row = 0; row < rows; row++) {
     int64_t n = steps_to(whole(in[0], in[0]->rank ? row : 0), whole(in[1], in[1]->rank ? row : 0), whole(in[2], in[2]->rank ? row : 0));
-    if (n < 0 || (total += n) > INT32_MAX) return 0;
+    if (n < 0 || (total += n) > 1 << 26) return 0;
     put(out[0], row + 1, total);
   }
   if (!make_vector(run, out[1], in[0]->type, total)) return 0;

@@ -29,7 +29,7 @@ static int sparse_to_dense(Run *run, In in, int64_t count, Out out, const int64_
   int64_t sizes[AXES], rank = in[1]->size, width = WIDTH[values->type], last = -1;
   if (!is_whole(indices) || !sizes_of(in[1], sizes) || !rank || in[3]->rank || in[3]->type != values->type || values->rank > 1) return 0;
   int64_t n = indices->size / rank;
-  if (indices->size % rank || (values->rank && values->size != n) || !make(run, out[0], values->type, rank, sizes)) return 0;
+  if (indices->size % rank || (values->rank && values->size != n) || !make_asked(run, out[0], values->type, rank, sizes)) return 0;
   repeat(out[0]->data, in[3]->data, width, out[0]->size);
   for (int64_t i = 0; i < n; i++) {
     int64_t place = place_of(indices, i, rank, sizes);
@@ -290,7 +290,7 @@ static int segments(Run *run, In in, Value *const *out, int how) {
   if (ids && whole(in[2], ids - 1) == INT64_MAX) return 0;
   shape[0] = ids ? whole(in[2], ids - 1) + 1 : 0;
   for (int64_t axis = 1; axis < in[0]->rank; axis++) inner *= shape[axis] = in[0]->shape[axis];
-  if (!make(run, out[0], in[0]->type, in[0]->rank, shape)) return 0;
+  if (!make_asked(run, out[0], in[0]->type, in[0]->rank, shape)) return 0;
   memset(out[0]->data, 0, out[0]->size * WIDTH[in[0]->type]);
   for (int64_t first = 0, n; first < ids; first += n) {
     int64_t id = whole(in[2], first);

@@ -55,6 +55,14 @@ static void *make(Run *run, Value *out, int64_t type, int64_t rank, const int64_
   return out->data = allocate(run, size * WIDTH[type]);
 }
 
+/* As `make`, of sizes that a few bytes of a request can ask for, even of nothing: as `check_size` in Python. */
+static void *make_asked(Run *run, Value *out, int64_t type, int64_t rank, const int64_t *shape) {
+  int64_t most = 1;
+  for (int64_t axis = 0; axis < rank; axis++)
+    if (shape[axis] < 0 || (shape[axis] && (__builtin_mul_overflow(most, shape[axis], &most) || most > 1 << 26))) return 0;
+  return make(run, out, type, rank, shape);
+}
+
 static void *make_vector(Run *run, Value *out, int64_t type, int64_t size) { return make(run, out, type, 1, &size); }
 
 static void *make_like(Run *run, Value *out, int64_t type, const Value *in) { return make(run, out, type, in->rank, in->shape); }
@@ -285,7 +293,7 @@ static int fill(Run *run, In in, int64_t count, Out out, const int64_t *attrs) {
   int64_t shape[AXES];
   if (!is_whole(in[0]) || in[0]->rank != 1 || in[0]->size > AXES || in[1]->rank) return 0;
   for (int64_t axis = 0; axis < in[0]->size; axis++) shape[axis] = whole(in[0], axis);
-  if (!make(run, out[0], in[1]->type, in[0]->size, shape)) return 0;
+  if (!make_asked(run, out[0], in[1]->type, in[0]->size, shape)) return 0;
   repeat(out[0]->data, in[1]->data, WIDTH[in[1]->type], out[0]->size);
   return 1;
 }
@@ -362,7 +370,7 @@ static int broadcast_to(Run *run, In in, int64_t count, Out out, const int64_t *
     if (shape[axis] < 0 || (size != 1 && size != shape[axis])) return 0;
     steps[axis] = size == 1 ? 0 : own[axis - before];
   }
-  if (!make(run, out[0], in[0]->type, rank, shape)) return 0;
+  if (!make_asked(run, out[0], in[0]->type, rank, shape)) return 0;
   copy_view(out[0]->data, in[0]->data, WIDTH[in[0]->type], rank, shape, steps);
   return 1;
 }

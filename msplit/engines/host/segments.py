@@ -100,7 +100,7 @@ def sorted_segments(node: HostNode) -> Run:
         check(ids.ndim == 1 and data.shape[:1] == ids.shape, "there is not one segment for each row")
         check((ids[:1] >= 0).all() and (ids[1:] >= ids[:-1]).all(), "segment ids are not increasing")
         rows = int(ids[-1]) + 1 if len(ids) else 0
-        check_size(rows, *data.shape[1:])
+        check_size(rows, *(size for size in data.shape[1:] if size))
         flat = data.reshape(len(data), math.prod(data.shape[1:]))
         sizes, made = np.bincount(ids, minlength=rows), np.full((rows, flat.shape[1]), begin, dtype)
         cut = flat.shape[1] // wide * wide
@@ -132,7 +132,7 @@ def sparse_segments(node: HostNode) -> Run:
         check(len(ids) == len(indices) and (ids[1:] >= ids[:-1]).all(), "segment ids are not increasing")
         check(min(indices.min(initial=0), ids.min(initial=0)) >= 0, "an index or a segment is negative")
         segments = int(ids[-1]) + 1 if len(ids) else 0
-        check_size(segments, *data.shape[1:])
+        check_size(segments, *(size for size in data.shape[1:] if size))
         made, sizes, numbers = np.zeros((segments, *data.shape[1:]), data.dtype), np.bincount(ids), _numbered(ids)
         heads = np.where(sizes % 8 < 2, sizes % 8 + 8, sizes % 8)[ids]
         first = (numbers == 0) | ((numbers >= heads) & ((numbers - heads) % 8 == 0))
@@ -165,11 +165,11 @@ def counts(node: HostNode) -> Run:
             shape, row = (len(found), most), np.repeat(np.arange(len(found)), found)
         else:
             shape = (*numbers.shape[: numbers.ndim == 2], most)
-            row = np.arange(numbers.size) // max(numbers.shape[-1], 1) * (numbers.ndim == 2)
-        check_size(*shape)
+            row = np.arange(numbers.size) // max(numbers.shape[1], 1) if numbers.ndim == 2 else np.zeros(1, np.int64)
+        check_size(*(size for size in shape if size))
         made, flat = np.zeros(shape, weights.dtype), numbers.reshape(-1)
         kept = flat < most
-        places = (row * most + flat)[kept]
+        places = np.broadcast_to(row * most, flat.shape)[kept] + flat[kept]
         if binary:
             made.reshape(-1)[places] = 1
         else:

@@ -82,6 +82,11 @@ def test_counts(rows, size, data):
     agree("Bincount", **narrow, weights=weights)
 
 
+def test_a_single_number_is_counted():
+    for number in (1, 5):
+        agree("DenseBincount", input=np.array(number), size=np.array(3), weights=np.zeros(0, np.float32))
+
+
 def test_numbers_that_can_not_be_counted():
     some = {"size": np.array(3), "weights": np.zeros(0, np.float32)}
     for op, more in (("DenseBincount", {}), ("RaggedBincount", {"splits": np.array([0, 1, 2])})):
@@ -178,6 +183,7 @@ def test_arithmetic_of_numbers_of_all_kinds(dtype):
     for op in ("FloorDiv", "FloorMod"):
         assert agree(op, x=x, y=y) == REFUSED
         agree(op, x=x, y=y[1:2])
+        agree(op, x=x[:0], y=y)
         some = rng.integers(-5, 6, 40).astype(dtype)
         agree(op, x=some, y=np.where(some[::-1] == 0, 1, some[::-1]))
 

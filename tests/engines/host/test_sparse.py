@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.host.table import HostNode, host_ops
+from msplit.opset import schema
 from tests.campaign import examples
 from tests.engines.host.kernels import REFUSED, agree, graph_of, in_c, tensorflows, texts
 
@@ -249,6 +250,16 @@ def test_a_few_bytes_do_not_ask_for_gigabytes():
         ("SparseToDense", {"validate_indices": True}, [one, vast, np.array([1]), none]),
         ("Fill", {}, [vast, none]),
         ("SparseSegmentSum", {"T": "float32"}, [np.ones((1, 1), np.float32), np.array([0]), vast[:1]]),
+        ("SegmentSum", {"T": "float32"}, [np.ones((1, 0), np.float32), vast[:1]]),
+        ("UnsortedSegmentSum", {"T": "float32"}, [np.ones((1, 1), np.float32), np.array([0]), vast[0]]),
+        ("DenseBincount", {"T": "int64", "Tidx": "int64"}, [np.array([0]), vast[0], np.zeros(0, np.int64)]),
+        ("Range", {"Tidx": "int64"}, [none, vast[0], np.array(1)]),
+        ("RaggedRange", {"T": "int64", "Tsplits": "int64"}, [none, vast[0], np.array(1)]),
+        ("BroadcastTo", {"T": "int64"}, [none, vast]),
     ):
+        inputs = [np.asarray(value) for value in inputs]
         with pytest.raises(ValueError, match="elements are too many"):
             run(op, attrs, *inputs)
+        info = schema.lookup(op)
+        node = HostNode("n", op, {"T": "int64", **info.filled({"Tindices": "int64", "Tnumsegments": "int64", **attrs})})
+        assert in_c(node, inputs, schema.output_count(op, node.attrs)) in (None, REFUSED), op
