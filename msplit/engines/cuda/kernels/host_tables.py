@@ -324,13 +324,13 @@ class HostTables:
             EngineError: The memory is too small.
         """
         memory, packs = (memory, False) if isinstance(memory, int) else memory
-        hosted, left = divided([*map(_size, arrays)], memory)
+        rounded = {number for number in alone if packs and is_rounded(arrays[number])}
+        hosted, left = divided([*map(_size, arrays)], memory, rounded)
         found: list[Tensor | None] = [None] * len(arrays)
         groups: dict[tuple[str, int, bool], list[int]] = {}
         for number in hosted:
             array = arrays[number]
-            pack = packs and number in alone and is_rounded(array)
-            groups.setdefault((array.dtype.name, array[:1].size, pack), []).append(number)
+            groups.setdefault((array.dtype.name, array[:1].size, number in rounded), []).append(number)
         total = sum(_size(arrays[number]) for number in hosted)
         for (_, width, pack), numbers in groups.items():
             own = [arrays[number] for number in numbers]
