@@ -175,11 +175,9 @@ class RowCache:
         counted = self._counted
 
         def count() -> tuple[int, int, int]:
-            while True:
+            while True:  # all of them grow, so that no mixture of two writes has the right sum
                 hits, misses, admitted, total = counted[:4].tolist()
-                if (
-                    hits + misses + admitted == total
-                ):  # all of them grow, so that no mixture of two writes has the right sum
+                if hits + misses + admitted == total:
                     return hits, misses, admitted
 
         return count
