@@ -11,7 +11,7 @@ In memory a row is words of 4 bytes: its numbers, zeros up to a multiple of 16 b
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -84,6 +84,7 @@ class TableOptions(NamedTuple):
         return cls(int(number("the memory for tables", memory, above=True) * 1e9), bool(rows))
 
 
+<<<<<<< HEAD
 def divided(sizes: Sequence[int], memory: int, most: int | None = None) -> tuple[list[int], int]:
     """Numbers of the tables that go to the host, and the bytes that the others leave of a memory. Small ones stay on the device: they
     take up to half of it, or so many bytes."""
@@ -93,6 +94,16 @@ def divided(sizes: Sequence[int], memory: int, most: int | None = None) -> tuple
     left, hosted = memory, list[int]()
     for at in sorted(range(len(sizes)), key=lambda one: sizes[one]):
         if not hosted and memory - left + sizes[at] <= most:
+=======
+def divided(sizes: Sequence[int], memory: int, first: Collection[int] = ()) -> tuple[list[int], int]:
+    """Numbers of the tables that go to the host, and the bytes that the others leave of a memory. Small ones stay on the device: they
+    take up to half of it. Of tables of one size those that are named go first."""
+    if sum(sizes) <= memory:
+        return [], memory - sum(sizes)
+    left, hosted = memory, list[int]()
+    for at in sorted(range(len(sizes)), key=lambda one: (sizes[one], one in first)):
+        if not hosted and memory - left + sizes[at] <= memory // 2:
+>>>>>>> rates
             left -= sizes[at]
         else:
             hosted.append(at)
@@ -184,13 +195,11 @@ class RoundedTables:
     """
 
     names: Sequence[str] = ()
-    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    errors: dict[str, list[float]] = field(default_factory=dict)
 
     def of(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Values by name, those of such tables rounded. Raises what `rounded` does."""
         found = dict(values)
-        for name in self.names:
-            if name in found:
-                found[name], *errors = rounded(name, found[name])
-                self.errors[name] = (errors[0], errors[1])
+        for name in filter(found.__contains__, self.names):
+            found[name], *self.errors[name] = rounded(name, found[name])
         return found

@@ -258,8 +258,7 @@ def _rounded(flat: FlatGraph, request: RunRequest, state: Arrays) -> tuple[Array
     Raises:
         EngineError: A row is not finite.
     """
-    asked = request.options.table_memory
-    tables = rounded_tables(flat, asked)
+    tables = rounded_tables(flat, asked := request.options.table_memory)
     if not tables.names:
         none = ["rows=int8: no table leaves the GPU whose rows are only looked up, and float32"]
         return state, tables, none if asked is not None and asked.int8 else []

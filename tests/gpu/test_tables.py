@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -12,13 +13,16 @@ import numpy as np
 import pytest
 
 import msplit
+from msplit.engines.cuda.kernels import host_tables
 from tests.engines.cuda.cases import outputs_of_tensorflow
-from tests.engines.cuda.test_table_memory import ROWS, WIDTH, ranker, requests
+from tests.engines.cuda.test_table_memory import ROWS, WIDTH, int8, ranker, requests, tables_of
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("tensorflow")
+torch = pytest.importorskip("torch")
 
 OPTIONS: dict[str, Any] = {"engine": "cuda", "streams": 4, "precision": "ieee"}
+INT8 = "0.04,rows=int8"
 MEMORY = 0.04
 """GB: half of the tables; 27 MB of it are notes and the numbers of rows."""
 LARGE = 128
@@ -47,24 +51,68 @@ def test_rows_of_the_host_are_those_of_the_gpu(how: dict[str, Any]) -> None:
             assert small.executable.facts()["table_hit_rate"] > 0.2
 
 
-def test_steps_of_a_pool_overlap_while_rows_come_in_and_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{}, {"capture": False}, {"precision": "bf16"}])
+def test_int8_rows_are_those_of_a_model_with_rounded_tables(how: dict[str, Any]) -> None:
+    options = {**OPTIONS, **how}
+    near = {"rtol": 2e-2, "atol": 0.5} if "precision" in how else {"rtol": 1e-5, "atol": 1e-5}
+    with (
+        msplit.prepare(ranker(scale=LARGE), batch=16, table_memory=INT8, **options) as small,
+        msplit.prepare(ranker(scale=LARGE, of_rows=int8), batch=16, **options) as whole,
+    ):
+        assert small.facts["host_table_bytes"] == 4 * LARGE * ROWS * 16
+        for one in feeds(60):
+            np.testing.assert_allclose(small.step(one)["out"], whole.step(one)["out"], **near)
+        facts = small.executable.facts()
+        assert facts["table_hit_rate"] > 0.2
+        missed = facts["table_rows_looked_up"] - facts["table_rows_found"]
+        assert facts["table_bus_bytes"] == (missed + facts["table_rows_admitted"]) * 16
+
+
+@pytest.mark.parametrize("memory", [MEMORY, INT8])
+def test_every_row_that_is_looked_up_is_counted(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while steps of several slots run, and counts are read."""
+    monkeypatch.setattr(host_tables, "_EVERY", 1)
+    with msplit.pool(ranker(scale=LARGE), batches=(16,), groups=4, table_memory=memory, **OPTIONS) as pool:
+        every, a_step = feeds(200), 16 * 6
+        pool.step(every[0])
+        torch.cuda.synchronize()
+        before = pool.stats()
+        going = [pool.submit(one) for one in every]
+        seen = []
+        for future in going:
+            future.result(60)
+            seen.append(pool.stats())
+        torch.cuda.synchronize()
+        after = pool.stats()
+        assert after.table_rows_looked_up - before.table_rows_looked_up == len(every) * a_step
+        row = 16 if memory == INT8 else 4 * WIDTH
+        for one, other in itertools.pairwise([before, *seen, after]):
+            assert other.table_rows_looked_up >= one.table_rows_looked_up
+            assert other.table_rows_found >= one.table_rows_found
+            missed = other.table_rows_looked_up - other.table_rows_found
+            assert other.table_bus_bytes == (missed + other.table_rows_admitted) * row
+        assert 0.2 < after.table_hit_rate < 1
+
+
+@pytest.mark.parametrize("memory", [MEMORY, INT8])
+def test_steps_of_a_pool_overlap_while_rows_come_in_and_change(memory: Any) -> None:
     """Refreshes wait for steps of all slots, and those wait for refreshes: a row is never read while it is replaced."""
-    flat = ranker(scale=LARGE)
     every = feeds(400, 16)
-    with msplit.prepare(flat, batch=16, **OPTIONS) as whole:
+    with msplit.prepare(ranker(scale=LARGE, of_rows=int8 if memory == INT8 else None), batch=16, **OPTIONS) as whole:
         wanted = [whole.step(one)["out"] for one in every]
-    with msplit.pool(flat, batches=(16,), groups=8, table_memory=MEMORY, **OPTIONS) as pool:
+    with msplit.pool(ranker(scale=LARGE), batches=(16,), groups=8, table_memory=memory, **OPTIONS) as pool:
         for _ in range(10):
             going = [pool.submit(one) for one in every]
             for future, right in zip(going, wanted, strict=True):
                 np.testing.assert_allclose(future.result(60)["out"], right, rtol=1e-5, atol=1e-5)
 
 
-def test_a_build_brings_its_kernels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", [MEMORY, INT8])
+def test_a_build_brings_its_kernels(memory: Any, tmp_path: Path) -> None:
     """It is opened where nothing compiles: the kernel that refreshes a cache is in it."""
-    flat = ranker(scale=LARGE)
-    msplit.build(flat, tmp_path / "build", batches=[16], table_memory=MEMORY, **OPTIONS)
-    with msplit.prepare(flat, batch=16, **OPTIONS) as whole:
+    msplit.build(ranker(scale=LARGE), tmp_path / "build", batches=[16], table_memory=memory, **OPTIONS)
+    of_rows = int8 if memory == INT8 else None
+    with msplit.prepare(ranker(scale=LARGE, of_rows=of_rows), batch=16, **OPTIONS) as whole:
         every = feeds(20)
         np.savez(
             tmp_path / "feeds.npz",
@@ -87,20 +135,24 @@ def test_a_build_brings_its_kernels(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_new_rows_take_the_place_of_those_in_the_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", [MEMORY, INT8])
+def test_new_rows_take_the_place_of_those_in_the_cache(memory: Any, tmp_path: Path) -> None:
     from tests.engines.cuda.test_table_memory import saved_ranker
 
     path = saved_ranker(tmp_path / "model", scale=LARGE)
     with (
-        msplit.pool(path, batches=(16,), groups=4, table_memory=MEMORY, **OPTIONS) as pool,
+        msplit.pool(path, batches=(16,), groups=4, table_memory=memory, **OPTIONS) as pool,
         msplit.prepare(path, batch=16, **OPTIONS) as whole,
     ):
+        if memory == INT8:
+            whole.update({name: int8(value) for name, value in tables_of(path).items() if name != "table_0"})
         for turn in range(3):
             every = feeds(100, seed=turn)
             going = [pool.submit(one) for one in every]
             for one, future in zip(every, going, strict=True):
                 np.testing.assert_allclose(future.result(60)["out"], whole.step(one)["out"], rtol=1e-5, atol=1e-5)
             ids = np.arange(0, 2 * LARGE * ROWS, 7 + turn)
+<<<<<<< HEAD
             new = {"table_2": (ids, np.full((len(ids), WIDTH), turn, np.float32))}
             pool.update(rows=new)
             whole.update(rows=new)
@@ -129,3 +181,8 @@ def test_tables_of_the_host_are_trained_to_the_bit_as_those_of_the_gpu(how: dict
         assert training.losses(small.run(fed[20:], fetch_every=1)) == after
         assert training.losses(whole.run(fed[20:], fetch_every=1)) == after
         assert training.same(small.variables, whole.variables)
+=======
+            rows = np.full((len(ids), WIDTH), turn, np.float32)
+            pool.update(rows={"table_2": (ids, rows)})
+            whole.update(rows={"table_2": (ids, int8(rows) if memory == INT8 else rows)})
+>>>>>>> rates

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.variables import rounded_tables, table_value
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
@@ -139,6 +140,7 @@ class Prepared:
 
 def by_tensorflow(flat: FlatGraph, feeds: Sequence[Arrays], request: RunRequest) -> list[Arrays]:
     """Answers of TensorFlow on the CPU, in IEEE float32, one request after the other."""
+    tables = rounded_tables(flat, request.options.table_memory)
     with phase("running the reference in TensorFlow"):
         job = Job(
             flat=flat,
@@ -148,6 +150,7 @@ def by_tensorflow(flat: FlatGraph, feeds: Sequence[Arrays], request: RunRequest)
             precision=Precision.IEEE,
             tensorflow=TensorFlowOptions(cpu=True),
             op_libraries=request.op_libraries,
+            state=tables.of({name: table_value(flat, {}, name) for name in tables.names}),
         )
         with closing(TENSORFLOW.build(job)) as executable:
             return by_steps(executable.step, feeds)

@@ -15,7 +15,7 @@ import msplit
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels import host_tables
 from msplit.engines.cuda.kernels.host_tables import CachedTable, HostTables, RowCache
-from msplit.engines.table_rows import rounded
+from msplit.engines.table_rows import divided, rounded
 from msplit.engines.variables import table_value
 from msplit.errors import MsplitError
 from tests.engines.cuda.cases import graph_of
@@ -452,3 +452,13 @@ def test_int8_rows_that_can_not_be_are_refused_or_told() -> None:
 def test_tables_that_are_read_otherwise_keep_float32_rows() -> None:
     with msplit.prepare(ranker(read_whole=True), batch=4, table_memory=INT8, **ON_CPU) as runner:
         assert runner.facts["host_table_bytes"] == 2 * ROWS * 16
+
+
+def test_the_tables_that_leave_the_device_are_those_that_were_rounded(saved: Path) -> None:
+    """Of tables of one size, too, of which one fits on the device."""
+    with msplit.prepare(saved, batch=16, table_memory="0.0004,rows=int8", **ON_CPU) as runner:
+        assert runner.facts["host_table_bytes"] == 3 * ROWS * 16
+        assert any("rows of 2 tables" in note for note in runner.notes)
+    assert divided([7, 5, 5, 1], 12, [1]) == ([0, 1], 6)
+    assert divided([7, 5, 5, 1], 12, [2]) == ([0, 2], 6)
+    assert divided([7, 5, 5, 1], 12) == ([0, 2], 6)

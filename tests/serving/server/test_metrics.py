@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,9 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from msplit._version import __version__
+from msplit.serving.pool.scheduler import Stats
 from msplit.serving.server import gpus
-from msplit.serving.server.metrics import Metrics
+from msplit.serving.server.metrics import _NONE, Metrics
 from msplit.serving.server.models import Models, Version, signature_of
 from tests.serving.server.trivial import BATCHES, WIDTH, pool
 
@@ -79,6 +81,13 @@ def test_open_metrics_where_it_is_asked_for(metrics: Metrics, version: str) -> N
     found = samples(data.decode(), openmetrics.text_string_to_metric_families)
     assert found["msplit_pool_steps_total", *POOL] == 3
     assert not [name for name in found if name[0].endswith("_created")]
+
+
+def test_counts_of_fronts_have_room_for_all_of_a_pool() -> None:
+    assert len(fields(Stats)) <= len(_NONE)
+    assert [one.name for one in fields(Stats)][-2:] == ["waiting", "in_flight"], (
+        "`Fronts` forgets these of one that has ended"
+    )
 
 
 class Broken(Exception):

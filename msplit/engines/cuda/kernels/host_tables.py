@@ -171,11 +171,9 @@ class RowCache:
         counted = self._counted
 
         def count() -> tuple[int, int, int]:
-            while True:
+            while True:  # all of them grow, so that no mixture of two writes has the right sum
                 hits, misses, admitted, total = counted[:4].tolist()
-                if (
-                    hits + misses + admitted == total
-                ):  # all of them grow, so that no mixture of two writes has the right sum
+                if hits + misses + admitted == total:
                     return hits, misses, admitted
 
         return count
@@ -320,13 +318,13 @@ class HostTables:
             EngineError: The memory is too small.
         """
         memory, packs = (memory, False) if isinstance(memory, int) else memory
-        hosted, left = divided([*map(_size, arrays)], memory)
+        rounded = {number for number in alone if packs and is_rounded(arrays[number])}
+        hosted, left = divided([*map(_size, arrays)], memory, rounded)
         found: list[Tensor | None] = [None] * len(arrays)
         groups: dict[tuple[str, int, bool], list[int]] = {}
         for number in hosted:
             array = arrays[number]
-            pack = packs and number in alone and is_rounded(array)
-            groups.setdefault((array.dtype.name, array[:1].size, pack), []).append(number)
+            groups.setdefault((array.dtype.name, array[:1].size, number in rounded), []).append(number)
         total = sum(_size(arrays[number]) for number in hosted)
         for (_, width, pack), numbers in groups.items():
             own = [arrays[number] for number in numbers]
