@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
 
+from msplit.analysis.rows.walk import independent_rows
 from msplit.core.graph import CONTROL
 from msplit.cost.costs import Costs
 from msplit.errors import MsplitError
@@ -31,6 +32,7 @@ class SharedWork:
         share: That of the time of all.
         flops, bytes: Likewise.
         named: Whether the user named the inputs.
+        mixes: Why a step can not compute it once; "" where it can.
     """
 
     inputs: tuple[str, ...]
@@ -40,6 +42,7 @@ class SharedWork:
     flops: float
     bytes: float
     named: bool
+    mixes: str = ""
 
     @property
     def words(self) -> str:
@@ -49,6 +52,8 @@ class SharedWork:
             f"{few} alone: {self.nodes:,} nodes, {100 * self.share:.0f} % of the kernels' time ({self.time_us:.1f} µs), "
             f"{self.flops / 1e6:,.1f} MFLOP, {self.bytes / 1e6:,.1f} MB"
         )
+        if self.mixes:
+            return f"{said}, which --shared can not compute once: {self.mixes}"
         return f"{said}; where a request has one row of them, --shared computes that once"
 
 
@@ -65,8 +70,14 @@ def inputs_called(flat: FlatGraph, patterns: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in given))
 
 
-def shared_work(flat: FlatGraph, costs: Costs, patterns: Iterable[str] = ()) -> SharedWork | None:
-    """The work that inputs of these names have to themselves; without names, that of those which have the most and are not all.
+def shared_work(
+    flat: FlatGraph,
+    costs: Costs,
+    patterns: Iterable[str] = (),
+    shapes: Mapping[str, tuple[int | None, ...]] | None = None,
+) -> SharedWork | None:
+    """The work that inputs of these names have to themselves; without names, that of those which have the most and are not all, if a
+    step can compute it once. `shapes` are those that the user gave inputs.
 
     Raises:
         MsplitError: No input is called so.
@@ -75,7 +86,8 @@ def shared_work(flat: FlatGraph, costs: Costs, patterns: Iterable[str] = ()) -> 
     wanted = sum(1 << place for place, name in enumerate(names) if name in found)
     reads, total, named = _reads(flat), float(costs.time_us.sum()), bool(wanted)
     wanted = wanted or _largest(reads, costs, (1 << len(names)) - 1)
-    if not wanted:
+    mixes = _mixes(flat, shapes) if wanted else ""
+    if not wanted or (mixes and not named):
         return None
     chosen = np.array([bool(mask) and not mask & ~wanted for mask in reads])
     time = float(costs.time_us[chosen].sum())
@@ -87,7 +99,17 @@ def shared_work(flat: FlatGraph, costs: Costs, patterns: Iterable[str] = ()) -> 
         float(costs.flops[chosen].sum()),
         float(costs.bytes[chosen].sum()),
         named,
+        mixes,
     )
+
+
+def _mixes(flat: FlatGraph, shapes: Mapping[str, tuple[int | None, ...]] | None) -> str:
+    """Why rows depend on each other; "" where they do not."""
+    try:
+        independent_rows(flat, shapes=shapes).check()
+    except MsplitError as problem:
+        return "; ".join([problem.what, *problem.details])
+    return ""
 
 
 def _largest(reads: Sequence[int], costs: Costs, every: int) -> int:
