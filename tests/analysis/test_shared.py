@@ -10,6 +10,7 @@ from msplit.analysis.shared import shared_work
 from msplit.assignment.model import price
 from msplit.cost.profile import Workload
 from msplit.errors import MsplitError
+from msplit.run.prepare import prepare
 from tests.cli.runner import fine, msplit
 from tests.engines.cuda.cases import graph_of
 from tests.engines.cuda.passes.test_shared_rows import ranker
@@ -66,3 +67,19 @@ def test_analyze_says_it(flat: Any) -> None:
     ]
     done = msplit("analyze", path, "--shared", "nobody")
     assert (done.code, "no input is called 'nobody'" in done.err) == (2, True)
+
+
+def test_what_can_not_be_computed_once_is_not_advised() -> None:
+    def build(tf: Any, v1: Any) -> None:
+        user, item = (v1.placeholder(tf.float32, [None, 16], name) for name in ("user", "item"))
+        normal = user - tf.reduce_mean(user @ tf.ones([16, 16]), 0)
+        tf.reduce_sum(normal * item, 1, name="y")
+
+    flat = graph_of(build, outputs=["y"])
+    _, costs = price(flat, Workload(batch=64))
+    assert shared_work(flat, costs) is None
+    found = shared_work(flat, costs, ["user"])
+    assert found is not None
+    assert "which --shared can not compute once: rows of a batch depend on each other" in found.words
+    with pytest.raises(MsplitError, match="rows can not be shared: rows of a batch depend on each other"):
+        prepare(flat, batch=64, shared=["user"], engine="cuda", device="cpu")
