@@ -9,12 +9,8 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-<<<<<<< HEAD
 from msplit.analysis.rows.node import LinearSizes, MixedRows
-from msplit.analysis.rows.walk import RowPass, walked
-=======
-from msplit.analysis.rows.walk import independent_rows
->>>>>>> walk
+from msplit.analysis.rows.walk import RowPass, independent_rows, walked
 from msplit.core.graph import CONTROL
 from msplit.cost.costs import Costs
 from msplit.cost.estimate import estimate
@@ -44,12 +40,9 @@ class SharedWork:
         share: That of the time of all.
         flops, bytes: Likewise.
         named: Whether the user named the inputs.
-<<<<<<< HEAD
         rows: How often the model repeats it, which is found without a name, and computed once; 0: it does not.
         mixed: The ops that need all these rows, in words.
-=======
         mixes: Why a step can not compute it once; "" where it can.
->>>>>>> walk
     """
 
     inputs: tuple[str, ...]
@@ -59,12 +52,9 @@ class SharedWork:
     flops: float
     bytes: float
     named: bool
-<<<<<<< HEAD
     rows: int = 0
     mixed: tuple[str, ...] = ()
-=======
     mixes: str = ""
->>>>>>> walk
 
     @property
     def words(self) -> str:
@@ -74,14 +64,11 @@ class SharedWork:
             f"{few} alone: {self.nodes:,} nodes, {100 * self.share:.0f} % of the kernels' time ({self.time_us:.1f} µs), "
             f"{self.flops / 1e6:,.1f} MFLOP, {self.bytes / 1e6:,.1f} MB"
         )
-<<<<<<< HEAD
         if self.rows:
             need = f"; all rows are needed where {'; '.join(self.mixed)}" if self.mixed else ""
             return f"{said} are saved where {self.rows:,} equal rows are computed once, as the cuda engine does where it gains{need}"
-=======
         if self.mixes:
             return f"{said}, which --shared can not compute once: {self.mixes}"
->>>>>>> walk
         return f"{said}; where a request has one row of them, --shared computes that once"
 
 
@@ -134,11 +121,10 @@ def shared_work(
         float(costs.flops[chosen].sum()),
         float(costs.bytes[chosen].sum()),
         named,
-        mixes,
+        mixes=mixes,
     )
 
 
-<<<<<<< HEAD
 def repeated_work(flat: FlatGraph, costs: Costs, shapes: Shapes) -> SharedWork | None:
     """The work that one row saves where a model repeats what it makes of inputs without rows; None where it does not."""
     sizes = {tensor.name: shapes.shape(tensor.node, tensor.port) for tensor in flat.inputs}
@@ -170,7 +156,8 @@ def repeated_work(flat: FlatGraph, costs: Costs, shapes: Shapes) -> SharedWork |
     return SharedWork(
         inputs, count, time, time / total if total else 0.0, flops, size, False, found.rows, tuple(sorted(mixing))[:3]
     )
-=======
+
+
 def _mixes(flat: FlatGraph, shapes: Mapping[str, tuple[int | None, ...]] | None) -> str:
     """Why rows depend on each other; "" where they do not."""
     try:
@@ -178,7 +165,6 @@ def _mixes(flat: FlatGraph, shapes: Mapping[str, tuple[int | None, ...]] | None)
     except MsplitError as problem:
         return "; ".join([problem.what, *problem.details])
     return ""
->>>>>>> walk
 
 
 def _largest(reads: Sequence[int], costs: Costs, every: int) -> int:

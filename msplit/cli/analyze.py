@@ -83,12 +83,8 @@ def command(
             cover(flat, found.shapes, build=True) if engine == "cuda" or by_values(flat, found.guesses.ops) else None
         )
     split = None if gpus is None else found.on_gpus(gpus)
-<<<<<<< HEAD
-    once = shared_work(found.flat, found.costs, shared) if shared or (work.batch or 1) > 1 else None
-    repeated = repeated_work(found.flat, found.costs, found.shapes)
-=======
     once = shared_work(found.flat, found.costs, shared, dict(work.shapes)) if shared or (work.batch or 1) > 1 else None
->>>>>>> walk
+    repeated = repeated_work(found.flat, found.costs, found.shapes)
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
     following: list[Sequence[str]] = []
     loose = analysis.loose_inputs(found)

@@ -84,26 +84,17 @@ class TableOptions(NamedTuple):
         return cls(int(number("the memory for tables", memory, above=True) * 1e9), bool(rows))
 
 
-<<<<<<< HEAD
-def divided(sizes: Sequence[int], memory: int, most: int | None = None) -> tuple[list[int], int]:
+def divided(
+    sizes: Sequence[int], memory: int, most: int | None = None, first: Collection[int] = ()
+) -> tuple[list[int], int]:
     """Numbers of the tables that go to the host, and the bytes that the others leave of a memory. Small ones stay on the device: they
-    take up to half of it, or so many bytes."""
+    take up to half of it, or so many bytes. Of tables of one size those that are named go first."""
     most = memory // 2 if most is None else most
     if sum(sizes) <= memory:
         return [], memory - sum(sizes)
     left, hosted = memory, list[int]()
-    for at in sorted(range(len(sizes)), key=lambda one: sizes[one]):
-        if not hosted and memory - left + sizes[at] <= most:
-=======
-def divided(sizes: Sequence[int], memory: int, first: Collection[int] = ()) -> tuple[list[int], int]:
-    """Numbers of the tables that go to the host, and the bytes that the others leave of a memory. Small ones stay on the device: they
-    take up to half of it. Of tables of one size those that are named go first."""
-    if sum(sizes) <= memory:
-        return [], memory - sum(sizes)
-    left, hosted = memory, list[int]()
     for at in sorted(range(len(sizes)), key=lambda one: (sizes[one], one in first)):
-        if not hosted and memory - left + sizes[at] <= memory // 2:
->>>>>>> rates
+        if not hosted and memory - left + sizes[at] <= most:
             left -= sizes[at]
         else:
             hosted.append(at)

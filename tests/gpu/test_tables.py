@@ -152,10 +152,9 @@ def test_new_rows_take_the_place_of_those_in_the_cache(memory: Any, tmp_path: Pa
             for one, future in zip(every, going, strict=True):
                 np.testing.assert_allclose(future.result(60)["out"], whole.step(one)["out"], rtol=1e-5, atol=1e-5)
             ids = np.arange(0, 2 * LARGE * ROWS, 7 + turn)
-<<<<<<< HEAD
-            new = {"table_2": (ids, np.full((len(ids), WIDTH), turn, np.float32))}
-            pool.update(rows=new)
-            whole.update(rows=new)
+            rows = np.full((len(ids), WIDTH), turn, np.float32)
+            pool.update(rows={"table_2": (ids, rows)})
+            whole.update(rows={"table_2": (ids, int8(rows) if memory == INT8 else rows)})
 
 
 @pytest.mark.parametrize("how", [{}, {"capture": False}, {"precision": "bf16"}])
@@ -181,8 +180,3 @@ def test_tables_of_the_host_are_trained_to_the_bit_as_those_of_the_gpu(how: dict
         assert training.losses(small.run(fed[20:], fetch_every=1)) == after
         assert training.losses(whole.run(fed[20:], fetch_every=1)) == after
         assert training.same(small.variables, whole.variables)
-=======
-            rows = np.full((len(ids), WIDTH), turn, np.float32)
-            pool.update(rows={"table_2": (ids, rows)})
-            whole.update(rows={"table_2": (ids, int8(rows) if memory == INT8 else rows)})
->>>>>>> rates

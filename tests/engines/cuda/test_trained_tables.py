@@ -321,7 +321,7 @@ def test_tables_that_are_not_trained_have_a_cache_beside_those_that_are(monkeypa
     job = job_of(flat, state, group=True)
     compiled = CudaEngine().compile(hosting(job, 100_000))
     assert compiled.program.state.hosted == {"table", "table/Adagrad"}
-    assert compiled.optimized.graph.table_memory == 100_000 - 2 * 9 * 8 * 4
+    assert compiled.optimized.graph.table_memory == TableOptions(100_000 - 2 * 9 * 8 * 4)
     found = []
     for one in (job, hosting(job, 100_000)):
         executable = ENGINE.build(one)

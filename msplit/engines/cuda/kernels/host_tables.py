@@ -319,7 +319,7 @@ class HostTables:
         """
         memory, packs = (memory, False) if isinstance(memory, int) else memory
         rounded = {number for number in alone if packs and is_rounded(arrays[number])}
-        hosted, left = divided([*map(_size, arrays)], memory, rounded)
+        hosted, left = divided([*map(_size, arrays)], memory, first=rounded)
         found: list[Tensor | None] = [None] * len(arrays)
         groups: dict[tuple[str, int, bool], list[int]] = {}
         for number in hosted:
