@@ -80,9 +80,10 @@ def command(
         from msplit.engines.cuda.coverage import by_values, cover
 
         # Whether its steps can be captured decides if a build is what to run next.
-        coverage = (
-            cover(flat, found.shapes, build=True) if engine == "cuda" or by_values(flat, found.guesses.ops) else None
-        )
+        if engine == "cuda" or by_values(flat, found.guesses.ops):
+            coverage = cover(flat, found.shapes, build=True)
+            if engine is None and not coverage.uncaptured:
+                coverage = None  # nobody asked
     split = None if gpus is None else found.on_gpus(gpus)
     once = shared_work(found.flat, found.costs, shared, dict(work.shapes)) if shared or (work.batch or 1) > 1 else None
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
