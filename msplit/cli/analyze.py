@@ -75,19 +75,20 @@ def command(
     flat = choice.load(model, choice.function)
     found = api.analyze(flat, **costing)
     coverage = None
-    if engine == "cuda" or found.guesses.ops:
+    loose, trains = analysis.loose_inputs(found), any(map(written, flat.graph.ops))
+    if engine == "cuda" or (found.guesses.ops and not (loose or trains)):
         from msplit.engines.cuda.coverage import by_values, cover
 
-        # What to run next depends on whether its steps can be captured.
-        coverage = (
-            cover(flat, found.shapes, build=True) if engine == "cuda" or by_values(flat, found.guesses.ops) else None
-        )
+        # Whether its steps can be captured decides if a build is what to run next.
+        if engine == "cuda" or by_values(flat, found.guesses.ops):
+            coverage = cover(flat, found.shapes, build=True)
+            if engine is None and not coverage.uncaptured:
+                coverage = None  # nobody asked
     split = None if gpus is None else found.on_gpus(gpus)
     once = shared_work(found.flat, found.costs, shared, dict(work.shapes)) if shared or (work.batch or 1) > 1 else None
     repeated = repeated_work(found.flat, found.costs, found.shapes)
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
     following: list[Sequence[str]] = []
-    loose = analysis.loose_inputs(found)
     if choice.function is None:
         gpu = (work.gpu,) if options.was_given("gpu") else None
         profile = None if work.profile_path is None else (work.profile_path,)
@@ -104,7 +105,7 @@ def command(
             launched = "capture=no" if (loose if coverage is None else coverage.uncaptured) else None
             runs = {**given, "--costs": options.pairs(profile=profile), "--cuda": launched}  # what runs it is its GPU
             following.append(options.command_line("bench", model, runs))
-            shares = not loose and not any(map(written, flat.graph.ops)) and (coverage is None or not coverage.reasons)
+            shares = not (loose or trains) and (coverage is None or not coverage.reasons)
             if shares and coverage is not None and (coverage.kept_out or launched):  # no build holds that
                 if not (choice.inputs or choice.outputs):
                     kept = {"--part": given["--part"], "--shape": work.shapes, "--cuda": launched}
