@@ -459,6 +459,6 @@ def test_the_tables_that_leave_the_device_are_those_that_were_rounded(saved: Pat
     with msplit.prepare(saved, batch=16, table_memory="0.0004,rows=int8", **ON_CPU) as runner:
         assert runner.facts["host_table_bytes"] == 3 * ROWS * 16
         assert any("rows of 2 tables" in note for note in runner.notes)
-    assert divided([7, 5, 5, 1], 12, [1]) == ([0, 1], 6)
-    assert divided([7, 5, 5, 1], 12, [2]) == ([0, 2], 6)
+    assert divided([7, 5, 5, 1], 12, first=[1]) == ([0, 1], 6)
+    assert divided([7, 5, 5, 1], 12, first=[2]) == ([0, 2], 6)
     assert divided([7, 5, 5, 1], 12) == ([0, 2], 6)
