@@ -103,17 +103,17 @@ def command(
         name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
         if judged.kind != "nothing":
             launched = "capture=no" if (loose if coverage is None else coverage.uncaptured) else None
-            runs = {**given, "--costs": options.pairs(profile=profile), "--cuda": launched}  # what runs it is its GPU
+            named = {"--shared": [] if once is None or once.mixes else [*shared], "--cuda": launched}
+            runs = {**given, "--costs": options.pairs(profile=profile), **named}  # what runs it is its GPU
             following.append(options.command_line("bench", model, runs))
             shares = not (loose or trains) and (coverage is None or not coverage.reasons)
             if shares and coverage is not None and (coverage.kept_out or launched):  # no build holds that
                 if not (choice.inputs or choice.outputs):
-                    kept = {"--part": given["--part"], "--shape": work.shapes, "--cuda": launched}
+                    kept = {"--part": given["--part"], "--shape": work.shapes, **named}
                     following.append(options.command_line("serve", model, kept))
             elif shares:
-                built = Path(f"{model.stem}.build")
-                following.append(options.command_line("build", model, {**runs, "-o": built}))
-                following.append(options.command_line("serve", built, {}))
+                runs["-o"] = built = Path(f"{model.stem}.build")
+                following += [options.command_line("build", model, runs), options.command_line("serve", built, {})]
         if split is not None and split.helps:
             if gpus == DEVICE_GPUS:  # another number stands in a rules file of the user's own
                 following.append(options.command_line("assign", model, {"--rules": "device", **given, "-o": name}))

@@ -445,16 +445,16 @@ def command_line(command: str, model: Path, further: Mapping[str, Any]) -> tuple
     Args:
         command: Its name.
         model: What it is about.
-        further: Option -> its value; a tuple of pairs is an option for each, other tuples are lists. What is None or empty is left out.
+        further: Option -> its value; a list or a tuple of pairs is an option for each, other tuples are lists. Empty ones are left out.
     """
     import shlex
 
     parts = [shlex.join(["msplit", command, str(model)])]
     for name, value in further.items():
-        if value is None or value == ():
+        if value in (None, (), []):
             continue
         pairs = isinstance(value, tuple) and isinstance(value[0], tuple)
-        for one in value if pairs else (value,):
+        for one in value if pairs or isinstance(value, list) else (value,):
             if pairs:
                 one = f"{one[0]}={','.join(str(size) for size in one[1])}"
             parts.append(shlex.join([name, ",".join(one) if isinstance(one, tuple) else str(one)]))

@@ -65,6 +65,14 @@ def test_analyze_says_it(flat: Any) -> None:
         "item",
         "item_price",
     ]
+    said = fine("analyze", path, "--batch", "64", "--shared", "user_clicks", "--shared", "user_a*").out.replace(
+        "\\\n", ""
+    )
+    following = [" ".join(line.split()) for line in said.partition("Next:")[2].splitlines()]
+    for command in ("bench", "build"):
+        assert any(
+            f"msplit {command} {path} --batch 64 --shared user_clicks --shared 'user_a*'" in one for one in following
+        )
     done = msplit("analyze", path, "--shared", "nobody")
     assert (done.code, "no input is called 'nobody'" in done.err) == (2, True)
 
