@@ -173,6 +173,11 @@ def test_what_can_not_be_is_refused(folder: Path, tmp_path: Path) -> None:
         msplit.Trainer(adam, "train_op", ["loss"], table_memory=MEMORY, **SIMULATED) as trainer,
     ):
         trainer.run(batches(1))
+    with (
+        pytest.raises(EngineError, match="rows of the table other are trained, and can not be int8"),
+        msplit.Trainer(model, "train_op", ["loss"], table_memory=f"{MEMORY},rows=int8", **SIMULATED) as trainer,
+    ):
+        trainer.run(batches(1))
     done = run("train", model, "--fetch", "loss", "--data", folder / "data.npz", "--table-memory", MEMORY, "--gpus", 2)
     assert done.code == 2
     assert "--table-memory excludes --gpus" in done.err.replace("\n", " ")

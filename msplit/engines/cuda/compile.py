@@ -409,21 +409,21 @@ def _place_tables(graph: OpGraph, device: torch.device, given: TableOptions | No
         return
     hosted, _ = divided(sizes, memory, None if constants else memory)
     graph.hosted = frozenset(name for number, name in enumerate(variables, len(constants)) if number in hosted)
-    _refuse_hosted(graph, variables)
-    if graph.hosted and int8:
-        said = f"rows of the table {min(graph.hosted)} are trained, and can not be int8"
-        raise EngineError(said, fix="leave rows=int8 out (--table-memory; in Python table_memory)")
+    _refuse_hosted(graph, variables, int8)
     if not graph.state or any(number < len(constants) for number in hosted):
         on_device = sum(size for name, size in trained.items() if name not in graph.hosted)
         graph.table_memory = TableOptions(memory - on_device, int8)
 
 
-def _refuse_hosted(graph: OpGraph, variables: Mapping[str, str]) -> None:
-    """Refuses a variable in the host's memory that has to lie on the device.
+def _refuse_hosted(graph: OpGraph, variables: Mapping[str, str], int8: bool) -> None:
+    """Refuses a variable in the host's memory that has to lie on the device, or of which rows would be int8.
 
     Raises:
         EngineError: There is one.
     """
+    if graph.hosted and int8:
+        said = f"rows of the table {min(graph.hosted)} are trained, and can not be int8"
+        raise EngineError(said, fix="leave rows=int8 out (--table-memory; in Python table_memory)")
     for name, why in variables.items():
         if why and name in graph.hosted:
             raise EngineError(
