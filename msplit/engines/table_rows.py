@@ -11,6 +11,7 @@ In memory a row is words of 4 bytes: its numbers, zeros up to a multiple of 16 b
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -70,18 +71,19 @@ class TableOptions(NamedTuple):
         Raises:
             MsplitError: It is neither, or that can not be.
         """
-        memory, _, rows = given.partition(",") if isinstance(given, str) else (given, "", "")
-        fix = "give GB, and for rows of int8 with a scale rows=int8 behind it: 4,rows=int8"
-        if rows not in ("", f"rows={INT8}"):
-            raise MsplitError(f"the rows of tables are {rows!r}", fix=fix)
+        memory, comma, rows = given.partition(",") if isinstance(given, str) else (given, "", "")
+        fix = "give GB, more than 0, and for rows of int8 with a scale rows=int8 behind it: 4,rows=int8"
+        if comma and rows != f"rows={INT8}":
+            raise MsplitError(f"the rows of tables (--table-memory) are {rows!r}", fix=fix)
         if rows and not group:
             said = "rows of int8 need the kernel of all columns, and group is off"
             raise MsplitError(said, fix="leave one of both out")
         try:
-            memory = float(memory) if isinstance(memory, str) else memory
-        except ValueError:
-            raise MsplitError(f"the memory for tables is {given!r}", fix=fix) from None
-        return cls(int(number("the memory for tables", memory, above=True) * 1e9), bool(rows))
+            size = number("", float(memory) if isinstance(memory, str) else memory, above=True)
+        except (ValueError, OverflowError, MsplitError):
+            said = f"the memory for tables (--table-memory; in Python table_memory) is {given!r:.40}"
+            raise MsplitError(said, fix=fix) from None
+        return cls(int(min(size * 1e9, sys.maxsize)), bool(rows))
 
 
 def divided(

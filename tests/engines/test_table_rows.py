@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -100,15 +101,22 @@ def test_only_the_tables_that_are_named_are_rounded() -> None:
 
 @pytest.mark.parametrize(
     ("given_", "expected"),
-    [(4, (4_000_000_000, False)), ("0.5", (500_000_000, False)), ("4,rows=int8", (4_000_000_000, True))],
+    [
+        (4, (4_000_000_000, False)),
+        ("0.5", (500_000_000, False)),
+        ("4,rows=int8", (4_000_000_000, True)),
+        (1e300, (sys.maxsize, False)),
+    ],
 )
 def test_what_asks_for_them(given_: Any, expected: tuple[int, bool]) -> None:
     assert TableOptions.read(given_) == expected
 
 
-@pytest.mark.parametrize("wrong", ["", "four", "4,rows=int4", "4,int8", "-1", 0, "nan", "4,rows=int8,", [4]])
+@pytest.mark.parametrize(
+    "wrong", ["", "four", "4,rows=int4", "4,int8", "-1", 0, "nan", "4,rows=int8,", "4,", ",", 10**400, [4]]
+)
 def test_what_can_not_be_asked_for(wrong: Any) -> None:
-    with pytest.raises(MsplitError):
+    with pytest.raises(MsplitError, match="--table-memory"):
         TableOptions.read(wrong)
     with pytest.raises(MsplitError, match="group is off"):
         TableOptions.read("4,rows=int8", group=False)
