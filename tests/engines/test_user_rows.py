@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from msplit.engines.base import USERS
+from msplit.engines.cuda.options import SharedRows
 from msplit.engines.tensors import pieces_of_users
-from msplit.engines.user_rows import UserRows
-from msplit.errors import WrongShape
+from msplit.engines.user_rows import UserRows, one_row
+from msplit.errors import EngineError, WrongShape
 from tests.campaign import examples
 
 VALUES = {
@@ -84,3 +85,42 @@ def test_rows_are_of_the_users_whose_bytes_they_have(drawn: Any, most: int, cut:
         assert end - start <= cut
         full = end - start == cut or len({*index[start:end], *index[end : end + 1]}) > most
         assert full or end == rows
+
+
+@settings(max_examples=examples(150, 20_000))
+@given(inputs(), st.integers(0, 8), st.booleans())
+def test_the_one_row_of_all_is_taken_where_their_bytes_are_equal(drawn: Any, other: int, strided: bool) -> None:
+    feeds, entries, rows = drawn
+    once = {name: np.concatenate([value[: entries[name]]] * rows) for name, value in feeds.items()}
+    spread = {name: np.repeat(value, 2, -1)[..., ::2] if strided else value for name, value in once.items()}
+    assert_same(one_row(entries, spread), {name: value[: entries[name]] for name, value in once.items()})
+    for name, one in entries.items():  # a row of another user among them
+        at = min(other, rows - 1) * one
+        mixed = once[name].copy()
+        mixed[at : at + one] = feeds[name][at : at + one]
+        if row_of({name: mixed}, entries, at // one) == row_of({name: mixed}, entries, 0 if at else rows - 1):
+            one_row({name: one}, {name: mixed})
+        elif rows > 1:
+            with pytest.raises(EngineError, match=f"rows of input {name} differ"):
+                one_row({name: one}, {name: mixed})
+
+
+def test_equal_rows_of_tensors_are_told_by_their_bytes() -> None:
+    torch = pytest.importorskip("torch")
+    nan = torch.tensor([[float("nan"), 0.0]]).repeat(3, 1)
+    assert one_row({"x": 1}, {"x": nan})["x"].shape == (1, 2)
+    assert one_row({"x": 1}, {"x": nan[:, :0]})["x"].shape == (1, 0)
+    nan[2, 1] = -0.0
+    with pytest.raises(EngineError, match="rows of input x differ"):
+        one_row({"x": 1}, {"x": nan})
+
+
+def test_a_step_of_one_user_is_timed_with_one_row_of_what_is_shared() -> None:
+    feeds = {"user": np.zeros((8, 3)), "item": np.zeros((4, 2)), "rate": np.zeros(1)}
+    shared = SharedRows(("user",), (("user", 2), ("item", 1), ("rate", 0)))
+    assert {name: value.shape for name, value in shared.asked(feeds).items()} == {
+        "user": (2, 3),
+        "item": (4, 2),
+        "rate": (1,),
+    }
+    assert SharedRows(shared.inputs, shared.entries, users=2).asked(feeds) is feeds
