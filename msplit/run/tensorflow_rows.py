@@ -239,7 +239,8 @@ def list_steps(one: Variant, most: tuple[int, Ints, str] | None, modes: Sequence
 
 
 def compile_steps(one: Variant, listed: Ablation) -> Ablation:
-    """Of the steps that `list_steps` gave, those that change what runs, and the last of them on one stream, too.
+    """Of the steps that `list_steps` gave, those that change what runs, and the last of them on one stream, too; where rows are shared, also
+    all rows, of users who are repeated first: a small model can be faster so, since alike branches of as many rows run as one.
 
     The graph is compiled for each.
     """
@@ -266,6 +267,14 @@ def compile_steps(one: Variant, listed: Ablation) -> Ablation:
         added[-1] = replace(added[-1], over=(*added[-1].over, alone.label))
         added.append(alone)
         steps.append(AblationStep("the same, 1 stream", alone.label, None))
+    if (shared := one.job.options.shared) is not None:
+        most = (
+            listed.variants[-1] if listed.variants else one
+        )  # grouped, whether that changes anything of fewer rows or not
+        every = replace(most.job, options=replace(most.job.options, shared=replace(shared, whole=True)))
+        label, asked = f"{_label(every, every.options.mode)}, users repeated", ("users repeated",)
+        added.append(Variant(label, one.engine, every, one.label, over=(steps[-1].label,), asked=asked))
+        steps.append(AblationStep("users repeated", label, steps[-1].label))
     return Ablation(tuple(steps), tuple(added), tuple(notes))
 
 

@@ -457,7 +457,7 @@ def _sharing(
         if small is not None:
             made = {} if part is None else part.feeds
             handed = (name for name, key in made.items() if alone is not None and alone(origin.get(key, key)))
-            context = replace(context, shared=Sharing((*own, *handed), small, users, rows))
+            context = replace(context, shared=Sharing((*own, *handed), small, users, rows, whole=shared.whole))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
     if part is not None:
         counted = next((name, count) for name, count in entries.items() if name not in own)

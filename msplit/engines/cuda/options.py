@@ -131,11 +131,13 @@ class SharedRows:
         inputs: Their names.
         entries: Of each input that has rows, how many entries of its first axis belong to one.
         users: Most users of a step.
+        whole: Whether all rows are computed nevertheless: what is read of each user is repeated in front of the first op.
     """
 
     inputs: tuple[str, ...]
     entries: tuple[tuple[str, int], ...]
     users: int = 1
+    whole: bool = False
 
     def rows(self, feeds: Mapping[str, Any]) -> int:
         """Rows of a step."""

@@ -54,6 +54,7 @@ class Sharing:
         rows: Rows of a step.
         entries: Where the inputs have no rows, and the graph repeats what it makes of them: gives of a value of which all rows are proved
             to be equal the entries of a row, and 0 of any other. None where the inputs have rows.
+        whole: Whether all rows are computed: inputs alone have one for each user.
     """
 
     inputs: Collection[str]
@@ -61,6 +62,7 @@ class Sharing:
     users: int
     rows: int
     entries: Callable[[Key], int] | None = None
+    whole: bool = False
 
 
 def share_rows(graph: OpGraph, sharing: Sharing) -> bool:
@@ -91,7 +93,7 @@ def share_rows(graph: OpGraph, sharing: Sharing) -> bool:
 def _shareable(graph: OpGraph, small: OpGraph, sharing: Sharing) -> tuple[set[int], dict[Key, Op], set[Key]]:
     """Ops that compute one row for each user, the values of theirs that others read, each with an op near it, and what they are fed."""
     fed = {graph.feeds[name] for name in sharing.inputs if name in graph.feeds and name in small.feeds}
-    banned, proved = set[int](), sharing.entries
+    banned, proved = set(graph.ops if sharing.whole else ()), sharing.entries
     while True:
         once = _once(graph, small, fed, banned)
         if proved is None:

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.tf
 ROWS = 6
 
 
-def shared_of(flat: Any, *names: str, users: int = 1) -> SharedRows:
-    return SharedRows(names, tuple(independent_rows(flat).inputs.items()), users)
+def shared_of(flat: Any, *names: str, users: int = 1, whole: bool = False) -> SharedRows:
+    return SharedRows(names, tuple(independent_rows(flat).inputs.items()), users, whole)
 
 
 def of_users(feeds: Any, of_row: Any, *names: str) -> dict[str, Any]:
@@ -98,6 +98,50 @@ def test_the_side_of_several_users_has_one_row_for_each(larger: dict[str, bool],
     made = shapes_of(flat, feeds, shared)
     assert sorted(made["MatMul"]) == [(3, 16), (3, 16), (ROWS, 1), (ROWS, 16), (15, 8)], "(u · W_u)[users] + i · W_i"
     assert "ConcatV2" not in made or (ROWS, 27) not in made["ConcatV2"]
+
+
+@pytest.mark.parametrize("larger", [{}, {"fuse": True}, {"group": True}, {"fuse": True, "group": True}])
+@pytest.mark.parametrize("users", [1, 3])
+def test_users_are_repeated_in_front_where_all_rows_are_computed(larger: dict[str, bool], users: int) -> None:
+    flat, feeds = graph_of(ranker, outputs=["y", "who"]), ranked(ROWS, users)
+    shared = shared_of(flat, *USER, users=users, whole=True)
+    assert_equals_tensorflow(flat, feeds, shared=shared, **larger)
+    assert sorted(shapes_of(flat, feeds, shared)["MatMul"])[-1] == (ROWS * 5, 8)
+    executable = ENGINE.build(job(flat, feeds, shared=shared, **larger))
+    assert executable.buffers().keys().isdisjoint(USER)
+    if users == 1:
+        one = {name: value[:1] if name in USER else value for name, value in feeds.items()}
+        assert np.array_equal(executable.step(one)["y"], executable.step(feeds)["y"])
+    executable.close()
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_lookups_of_a_user_who_is_repeated_read_the_one_row_of_ids(dense: bool) -> None:
+    def towers(tf: Any, v1: Any) -> None:
+        rng = np.random.default_rng(1)
+        table = tf.constant(rng.standard_normal((40, 4)).astype(np.float32))
+        user = v1.placeholder(tf.int32, [None], name="user")
+        bag = v1.placeholder(tf.int32, [None, 3], name="user_bag")
+        item = v1.placeholder(tf.int32, [None], name="item")
+        mine = [tf.gather(table, user % 40), tf.reduce_mean(tf.gather(table, bag), 1)]
+        mine += [tf.cast(bag, tf.float32)] if dense else []
+        tf.concat([*mine, tf.gather(table, item)], 1, name="y")
+
+    flat = graph_of(towers, outputs=["y"])
+    rng = np.random.default_rng(2)
+    feeds = {
+        "user": np.full(ROWS, 47, np.int32),
+        "user_bag": rng.integers(-1, 41, (1, 3)).astype(np.int32)[[0] * ROWS].clip(0, 39),
+        "item": rng.integers(0, 40, ROWS).astype(np.int32),
+    }
+    shared = shared_of(flat, "user", "user_bag", whole=True)
+    assert_equals_tensorflow(flat, feeds, shared=shared, group=True)
+    graph = ENGINE.compile(job(flat, feeds, shared=shared, group=True)).optimized.graph
+    (columns,) = [op for op in graph.ops.values() if op.op == "_Columns"]
+    steps = sorted(
+        term.step for segment in columns.attrs["columns"].segments for term in segment.terms if term.table >= 0
+    )
+    assert steps == [0, 0, 1]
 
 
 def test_users_are_given_in_one_of_three_forms() -> None:
@@ -504,7 +548,8 @@ def test_random_graphs_give_the_same_numbers(data: st.DataObject) -> None:
                 assume(False)
     try:
         larger = data.draw(st.sampled_from([{}, {"fuse": True, "group": True}]))
-        found = run(flat, feeds, 3, shared=shared_of(flat, *taken, users=users), **larger)
+        whole = data.draw(st.booleans(), "all rows are computed")
+        found = run(flat, feeds, 3, shared=shared_of(flat, *taken, users=users, whole=whole), **larger)
     except EngineError as problem:
         if "can not be shared" not in problem.what:
             raise

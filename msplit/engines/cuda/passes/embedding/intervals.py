@@ -10,6 +10,7 @@ Chains of ops in front of a lookup: how its ids come from values that are there 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -232,6 +233,7 @@ _RULES: dict[str, Rule] = {
 
 
 _LIMITS = ops_with("limit")
+_REPEATS = ops_with("repeat")
 _LONGEST = 16
 _SMALL = 1 << 30
 """Constants up to here can be added to 32-bit ids in 64 bits: where 32 bits wrap around, both ids are out of every table."""
@@ -264,6 +266,10 @@ class Chain:
                 self.key, (self._first, self._step) = key, lies
                 self.nodes += op.source_nodes
                 break
+            if op.op in _REPEATS and proved(_one_row, graph, op) == per_row:
+                self.key, self._step = key, 0  # which all rows read
+                self.nodes += op.source_nodes
+                break
             if op.op not in RESHAPES and (self._term.boundaries is not None or not proved(self._take, graph, op)):
                 break
             self.key = key
@@ -288,6 +294,13 @@ class Chain:
         require(np.abs(offsets).max() < _SMALL)
         self._offsets = offsets
         return True
+
+
+def _one_row(graph: OpGraph, op: Op) -> int:
+    """Elements of the one row that an op repeats along the first axis."""
+    few, every = known(graph.shape(op.inputs[0])), known(graph.shape(op.out))
+    require(few == (1, *every[1:]))
+    return math.prod(few)
 
 
 def _with(graph: OpGraph, op: Op, term: Term) -> Term:
