@@ -239,8 +239,8 @@ def list_steps(one: Variant, most: tuple[int, Ints, str] | None, modes: Sequence
 
 
 def compile_steps(one: Variant, listed: Ablation) -> Ablation:
-    """Of the steps that `list_steps` gave, those that change what runs, and the last of them on one stream, too; where rows are shared, also
-    all rows, of users who are repeated first: a small model can be faster so, since alike branches of as many rows run as one.
+    """Of the steps that `list_steps` gave, those that change what runs, and the last of them on one stream, too. Where rows are shared
+    also all rows, users repeated first: a small model can be faster so, since alike branches of as many rows run as one.
 
     The graph is compiled for each.
     """
