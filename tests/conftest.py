@@ -286,6 +286,18 @@ def _written_down(item: pytest.Item) -> Generator[None, object, object]:
                 file.write(json.dumps(row) + "\n")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test that leaves TensorFlow to make loops and conds of another kind fails: models of later tests would be others."""
+    yield
+    module = sys.modules.get("tensorflow.python.ops.control_flow_util")
+    if module is not None and not getattr(module, "ENABLE_CONTROL_FLOW_V2", True):
+        module.ENABLE_CONTROL_FLOW_V2 = True  # type: ignore[attr-defined]
+        pytest.fail(
+            "TensorFlow's control flow is left at version 1: enable_control_flow_v2() in a `finally`", pytrace=False
+        )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked `gpu` run where there is one, those marked `needs_gpus` where there are enough."""

@@ -464,7 +464,10 @@ def test_what_loops_and_choices_bring_to_text_of_the_user_is_not_the_user_s(how:
     import tensorflow as tf
 
     tf.compat.v1.disable_control_flow_v2()
-    flat = graph_of(build, outputs=["y", "z"])
+    try:
+        flat = graph_of(build, outputs=["y", "z"])
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
     feeds = {
         "user_city": np.array([b"Paris"] * ROWS, object),
         "title": np.array([b"%d" % row for row in range(ROWS)], object),
