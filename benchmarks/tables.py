@@ -245,7 +245,9 @@ def split(folder: Path, options: argparse.Namespace) -> None:
         found, drawing = executable.step(feeds), np.random.default_rng(0)
         for at, rows in enumerate(sizes(options.gb)):
             expected = looked_up(block_of(drawing, rows), feeds[f"ids_{at}"]).sum(1, dtype=np.float64)
-            np.testing.assert_allclose(found["pooled"][:, WIDTH * (at + 1) :][:, :WIDTH], expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                found["pooled"][:, WIDTH * (at + 1) :][:, :WIDTH], expected, rtol=1e-5, atol=1e-6
+            )
         assert np.isfinite(found["y"]).all()
         times = np.array([executable.device_times(RUNS) or [np.nan] for _ in range(TURNS)]) * 1e6
         spread = np.quantile(times, 0.9) - np.quantile(times, 0.1)
