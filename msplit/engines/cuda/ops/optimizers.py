@@ -205,12 +205,14 @@ def all_reduce(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     values = inputs[: node.attrs["count"]]
     step = _ALIGNED // values[0].element_size()
     sizes = [-(-max(value.numel(), 1) // step) * step for value in values]
-    flat = values[0].new_empty(sum(sizes))
+    group = _group(values[0])
+    flat = (
+        values[0].new_empty(sum(sizes)) if group is None else group.room(values[0], sum(sizes), node.attrs["message"])
+    )
     parts = [
         part[: value.numel()].view(value.shape) for part, value in zip(torch.split(flat, sizes), values, strict=True)
     ]
     torch._foreach_copy_(parts, list(values))
-    group = _group(flat)
     if group is not None:
         group.average(flat)
     return *parts, _token(flat)
