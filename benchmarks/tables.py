@@ -2,6 +2,7 @@
 
     python benchmarks/tables.py make FOLDER --gb 40                       # where TensorFlow is: the model, with tables of so many GB in all
     python benchmarks/tables.py run FOLDER --table-memory 4 > tables.md   # on a GPU; --device cpu tries it, and its times say nothing
+    python benchmarks/tables.py split FOLDER --gb 24 --card 20            # on two GPUs, each taken for one of 20 GB; --device cpu as well
 
 26 tables of 128 floats with 214 lookups a row (the multi-hot sizes of MLPerf's data set), 13 numbers, a bottom MLP of 512, 256 and 128,
 three cross layers of rank 512, a top MLP of 1024, 1024, 512, 256 and 1. Rows of the tables are scaled so that all take the GB that are
@@ -20,7 +21,9 @@ import os
 import shutil
 import statistics
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +51,22 @@ def sizes(gb: float) -> list[int]:
 
 def filled(rng: np.random.Generator, rows: int) -> np.ndarray:
     """A table: rows of one block again and again, each block times another number. To draw all of them takes longer than to write them."""
-    block = (rng.standard_normal((min(rows, 20_000), WIDTH)) / WIDTH).astype(np.float32)
-    table = np.empty((rows, WIDTH), np.float32)
+    table, block = np.empty((rows, WIDTH), np.float32), block_of(rng, rows)
     for number, begin in enumerate(range(0, rows, len(block))):
         part = table[begin : begin + len(block)]
         np.multiply(block[: len(part)], np.float32(1 + number % 1000 / 1000), out=part)
     return table
+
+
+def block_of(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """The block that a table repeats."""
+    return (rng.standard_normal((min(rows, 20_000), WIDTH)) / WIDTH).astype(np.float32)
+
+
+def looked_up(block: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Rows of a table, without the table."""
+    times = (1 + ids // len(block) % 1000 / 1000).astype(np.float32)
+    return block[ids % len(block)] * times[..., np.newaxis]
 
 
 def make(folder: Path, gb: float) -> None:
@@ -197,6 +210,53 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     host_tables._EVERY = every
 
 
+def split(folder: Path, options: argparse.Namespace) -> None:
+    """Runs the model over several GPUs, each taken for one with `--card` GB, holds the sums of its rows against NumPy, and prints its
+    time beside the simulated one."""
+    import msplit
+    from msplit.core.arguments import Precision
+    from msplit.engines.base import Job
+    from msplit.engines.cuda.engine import ENGINE
+    from msplit.engines.cuda.options import EngineOptions
+
+    flat, begin = msplit.load(folder), time.perf_counter()
+    pooled = replace(flat.outputs[0], name="pooled", node=list(flat.graph.ops).index("ConcatV2"), port=0)
+    flat = replace(flat, outputs=(*flat.outputs, pooled))
+    rng, streams = np.random.default_rng(1), 4 * options.gpus
+    with tempfile.TemporaryDirectory() as rules:
+        wanted = Path(rules) / "rules.yaml"
+        device = f"{{gpus: {options.gpus}, memory_gb: {options.card}}}"
+        wanted.write_text(
+            f"version: 1\nstreams: {streams}\nrules:\n  - device: {device}\n  - colocation\n  - propagate\n"
+        )
+        assigned = msplit.assign(flat, wanted, batch=options.batch)
+    for remark in assigned.outcome.remarks:
+        print(remark.text)
+    own = EngineOptions(options.device, split=tuple(range(options.gpus)))
+    feeds = feeds_of(rng, "even", options.batch, options.gb, 1)
+    job = Job(flat, assigned.ids, streams, feeds, precision=Precision(options.precision), options=own)
+    executable = ENGINE.build(job)
+    facts = executable.facts()
+    print(f"ready in {time.perf_counter() - begin:.1f} s: {facts}")
+    held = facts["weight_bytes_of_gpus"]
+    assert max(held) <= options.card * 1e9 < sum(held), held
+    for kind in ("even", "zipf"):
+        feeds = feeds_of(rng, kind, options.batch, options.gb, 1)
+        found, drawing = executable.step(feeds), np.random.default_rng(0)
+        for at, rows in enumerate(sizes(options.gb)):
+            expected = looked_up(block_of(drawing, rows), feeds[f"ids_{at}"]).sum(1, dtype=np.float64)
+            np.testing.assert_allclose(
+                found["pooled"][:, WIDTH * (at + 1) :][:, :WIDTH], expected, rtol=1e-5, atol=1e-6
+            )
+        assert np.isfinite(found["y"]).all()
+        times = np.array([executable.device_times(RUNS) or [np.nan] for _ in range(TURNS)]) * 1e6
+        spread = np.quantile(times, 0.9) - np.quantile(times, 0.1)
+        print(
+            f"{kind}: all {options.batch} rows of {len(HOT)} tables are right; a step {np.median(times):,.0f} ({spread:,.0f}) µs"
+        )
+    executable.close()
+
+
 def counts(runner: Any) -> tuple[int, int]:
     """Lookups of a runner's caches that found their row there, and that did not."""
     from msplit.engines.cuda.device.device import Device
@@ -211,7 +271,7 @@ def counts(runner: Any) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["make", "run"])
+    parser.add_argument("what", choices=["make", "run", "split"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gb", type=float, default=40, help="of all tables")
     parser.add_argument("--table-memory", type=float, default=4)
@@ -219,11 +279,15 @@ def main() -> None:
     parser.add_argument("--fill", type=int, default=200, help="steps that fill the cache")
     parser.add_argument("--whole", action="store_true", help="also with all tables on the GPU")
     parser.add_argument("--int8", action="store_true", help="rows in the host's memory as int8 with a scale")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--card", type=float, default=20, help="GB that each of several GPUs is taken to have")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--effort", default="full")
     parser.add_argument("--precision", default="tf32")
     options = parser.parse_args()
-    make(options.folder, options.gb) if options.what == "make" else run(options.folder, options)
+    {"make": lambda folder, options: make(folder, options.gb), "run": run, "split": split}[options.what](
+        options.folder, options
+    )
 
 
 if __name__ == "__main__":

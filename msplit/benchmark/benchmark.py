@@ -145,7 +145,7 @@ def _limited(job: Job, variants: Sequence[Variant], tuned: Tuned | None) -> Limi
 
 def _captures_plain(job: Job) -> bool:
     """True if a job runs as one graph, of kernels as they are."""
-    return job.options.captures and job.options.mode is KernelMode.PLAIN and not job.options.devices
+    return job.options.captures_alone and job.options.mode is KernelMode.PLAIN and not job.options.devices
 
 
 def _traced(result: BenchResult, variants: Sequence[Variant], assignments: Sequence[StreamIds]) -> tuple[Traced, ...]:

@@ -103,7 +103,7 @@ def _runs(variant: Variant) -> tuple[Hashable, int]:
     compiled = CUDA.compile(job)
     plan = compiled.plan(job)
     order = (plan.order.tobytes(), _numbered(plan.stream[plan.order]).tobytes())
-    how = (job.options.captures, compiled.layout, job.precision)
+    how = (job.options.capture, job.options.split, compiled.layout, job.precision)
     return (variant.engine.name, how, compiled.kernels(), order), max(plan.streams, 1)
 
 

@@ -182,7 +182,7 @@ class RunRequest:
             rows of every step that is prepared (rows have to be independent), and each runs whole steps of a pool. A bench measures the
             first one alone, too. Cuda engine only.
         split: Numbers of the GPUs that the streams of one step are divided over, evenly and in order, as the rule ``device`` assigns them;
-            empty: one GPU. Such a step is not captured, whatever `capture` says: it is launched kernel by kernel. Cuda engine only.
+            empty: one GPU. Such a step is one CUDA graph, too. Cuda engine only.
         shared: Inputs that have the same row throughout a step, such as those of one user beside many items: names, or patterns as in
             ``user_*``. What depends on them alone is computed once. A step is given one row of each, or equal ones. Cuda engine only.
         users: Most users of a step: what is shared has the same row in all rows of a user, and is computed once for each. Shared inputs

@@ -299,10 +299,10 @@ def predicted(steps: Sequence[AblationStep], variants: Sequence[Variant]) -> tup
     found = []
     for step in steps:
         job = jobs[step.label]
-        known = step.predicted_us is not None or not job.options.captures or ENGINE.compile(job).dynamic
+        known = step.predicted_us is not None or not job.options.captures_alone or ENGINE.compile(job).dynamic
         found.append(step if known else replace(step, predicted_us=ENGINE.compile(job).predicted_us(job)))
     return tuple(found)
 
 
 def _label(job: Job, name: str) -> str:
-    return f"msplit, {plural(job.streams, 'stream')}, {name}{'' if job.options.captures else ', eager'}{job.precision.suffix}"
+    return f"msplit, {plural(job.streams, 'stream')}, {name}{'' if job.options.capture else ', eager'}{job.precision.suffix}"

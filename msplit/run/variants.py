@@ -18,7 +18,7 @@ from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda.coverage import cover, needed_nodes, shared_rows, toolchain
 from msplit.engines.cuda.engine import ENGINE as CUDA
-from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, KernelMode, SharedRows, rows_of_users
+from msplit.engines.cuda.options import KernelMode, SharedRows, rows_of_users
 from msplit.engines.table_rows import RoundedTables
 from msplit.engines.tensorflow.cluster import foreign_text
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -150,9 +150,8 @@ def set_up(
     if request.is_fast and engine is TENSORFLOW:
         notes.append("effort fast is for the cuda engine: TensorFlow runs as it does otherwise")
     notes += [*told, *_users(shared, feeds)]
-    launched = SPLIT_IS_LAUNCHED if request.split and request.capture else ""
     notes += filter(
-        None, [*reached, *said, launched, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))]
+        None, [*reached, *said, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))]
     )
     if engine is TENSORFLOW and request.cluster is None:
         notes += filter(None, [foreign_text(flat.graph.devices)])
@@ -454,7 +453,7 @@ def _cuda_variants(
         variants.append(Variant(label, CUDA, own, one, asked=asked))
         if request.split:
             where = f"{plural(streams, 'stream')} on {len(request.split)} GPUs"
-            label = f"msplit, {where}, eager{job.precision.suffix}"
+            label = f"msplit, {where}, {how}"
             over = replace(own, options=replace(options, split=tuple(request.split)))
             variants.append(Variant(label, CUDA, over, one, asked=(where,)))
     return [*variants, *([] if comparison is None else _on_all_rows(variants[-1].job, one, request))]

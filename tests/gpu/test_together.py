@@ -28,7 +28,25 @@ WITHIN = 1e-4
 )
 @pytest.mark.parametrize(("name", "optimizer"), [("mmoe", "Adam"), ("deepfm", "Adagrad"), ("deepfm", "Adam")])
 def test_gpus_train_as_threads_on_the_cpu(size: int, name: str, optimizer: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.gpu.together_worker", name, optimizer, str(tmp_path), str(STEPS)]
+    train(size, name, optimizer, tmp_path)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("size", [pytest.param(count, marks=pytest.mark.needs_gpus(count)) for count in (2, 4)])
+@pytest.mark.parametrize("name", ["mmoe", "deepfm"])
+def test_symmetric_memory_gives_what_nccl_gives(size: int, name: str, tmp_path: Path) -> None:
+    ways = {}
+    for way in ("", "symmetric"):
+        folder = tmp_path / (way or "nccl")
+        folder.mkdir()
+        train(size, name, "Adam", folder, *filter(None, [way]))
+        ways[way] = dict(np.load(folder / "rank0.npz"))
+    assert not [key for key, away in apart(ways["symmetric"], ways[""]).items() if away > WITHIN]
+
+
+def train(size: int, name: str, optimizer: str, tmp_path: Path, *way: str) -> None:
+    """Trains on GPUs, which give what threads on the CPU give, and the same on all."""
+    command = [sys.executable, "-m", "tests.gpu.together_worker", name, optimizer, str(tmp_path), str(STEPS), *way]
     assert launch(command, Hosts(), [str(one) for one in range(size)]) == 0
     flat, training = stored(name, optimizer, "resource")
     batches = [training.feeds(BATCH * size, step) for step in range(STEPS)]

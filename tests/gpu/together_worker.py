@@ -1,4 +1,4 @@
-"""One rank of `test_together`: python -m tests.gpu.together_worker MODEL OPTIMIZER FOLDER STEPS"""
+"""One rank of `test_together`: python -m tests.gpu.together_worker MODEL OPTIMIZER FOLDER STEPS [symmetric]"""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 
 from msplit.core.arguments import Precision
 from msplit.engines.base import Job
+from msplit.engines.cuda.device import ranks
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.training.hosts import rank_of
@@ -24,7 +26,11 @@ _BUSY_CYCLES = 500_000_000
 """Cycles, a quarter of a second, for which the default stream is busy when ranks join."""
 
 
-def main(name: str, optimizer: str, folder: str, steps: str) -> None:
+def main(name: str, optimizer: str, folder: str, steps: str, way: str = "") -> None:
+    if way:
+        os.environ[ranks.SYMMETRIC] = "1"
+        usual, count = ranks._time, iter(range(100, 0, -1))
+        ranks._time = lambda issue, flat: next(count) + 0 * usual(issue, flat)  # symmetric memory wins
     flat, training = stored(name, optimizer, "resource")
     rank = rank_of(os.environ)
     assert rank is not None
@@ -42,6 +48,9 @@ def main(name: str, optimizer: str, folder: str, steps: str) -> None:
         executable.load_state({key: value if world.rank == 0 else value * 0 for key, value in training.state().items()})
         torch.cuda._sleep(_BUSY_CYCLES)  # as where another process has the GPU: values of the first rank arrive late
         executable.join()
+        rooms = Device.of(torch.device("cuda")).owned(ranks.Symmetric).rooms
+        assert bool(rooms) == bool(way), rooms
+        assert None not in rooms.values(), "no symmetric memory"
         following = [*own[1:], own[0]]
         losses = [float(step_then(executable, feeds, then)["loss"]) for feeds, then in zip(own, following, strict=True)]
         state = executable.save_state()

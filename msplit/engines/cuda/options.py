@@ -14,14 +14,6 @@ from msplit.engines.table_rows import TableOptions
 MOST_GPUS = 64
 """More are not simulated."""
 
-SPLIT_IS_LAUNCHED = (
-    "a step that is split over several GPUs is launched kernel by kernel, not captured: "
-    "a CUDA graph can not hold the copies between them yet"
-)
-"""Message wherever a step would have been captured and `EngineOptions.captures` says that it is not: CUDA refuses
-``cudaMemcpyPeerAsync`` in a capture (error 900)."""
-
-
 BY_VALUES = "the shape of what these compute depends on values, so they can not be captured"
 LAUNCHED = "run them launch by launch (--cuda capture=no; in Python capture=False), or cut them off with --part inputs= and outputs="
 """Message on ops in the way of a capture, before a build and by it, with the remedy."""
@@ -176,7 +168,7 @@ class EngineOptions:
         table_memory: Bytes of the device for lookup tables: larger ones stay in the host's memory, and the rows that are read most have a
             cache in these bytes. None: all tables are on the device.
         devices: All that share the rows of a step, `device` the first of them; none: `device` alone.
-        capture: Capture the step as one CUDA graph, where it can be (`captures`); otherwise it is launched kernel by kernel.
+        capture: Capture the step as one CUDA graph, also of one that is split; otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: "nhwc", "nchw", or "auto" for the one that measures faster.
         measure: Whether kernels and layouts are chosen by timing them on the GPU. Otherwise the libraries run what they can, and data lie
             as TensorFlow has them.
@@ -216,8 +208,8 @@ class EngineOptions:
         return self.device.startswith("cuda")
 
     @property
-    def captures(self) -> bool:
-        """True where a step is captured: as `capture` asks for, unless it is split over several GPUs (`SPLIT_IS_LAUNCHED`)."""
+    def captures_alone(self) -> bool:
+        """True where a step is captured on one GPU: kernels of such a one are priced by the simulator."""
         return self.capture and not self.split
 
     @property

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,11 +18,14 @@ from msplit.core.arguments import Precision
 from msplit.engines.base import STEPS as STEPS_BEFORE
 from msplit.engines.base import Job
 from msplit.engines.cuda import compile
+from msplit.engines.cuda.device import ranks
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ops.embedding import IN_ORDER
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.cuda.passes.distributed import allreduce as collectives_pass
 from msplit.errors import EngineError
+from msplit.opset.traits import EXCHANGES
 from tests.campaign import CAMPAIGN, campaign, examples
 from tests.engines.cuda.cases import flat_of, initial_values, options_of, scattered
 from tests.engines.cuda.together import together
@@ -176,6 +180,43 @@ def test_large_gradients_do_not_wait_for_each_other(monkeypatch):
     flat, state = graph("plain", "adam", clip=True)
     assert collectives(flat, batches(1)[0], state, Shards(2, SPLIT)).count("_AllReduce") == 3
     assert_same(flat, batches(), state, Shards(2, SPLIT), mode=KernelMode.GROUPED)
+
+
+def test_what_is_exchanged_has_a_stream_of_its_own():
+    flat, state = graph("plain", "adam")
+    job = job_of(flat, batches(1)[0], state)
+    program = ENGINE.compile(replace(job, options=replace(job.options, shards=Shards(2, SPLIT)))).program
+    lanes, count = program.lanes(job.ids)
+    exchanged = {lane for step, lane in zip(program.steps, lanes.tolist(), strict=True) if step.op.op in EXCHANGES}
+    others = {lane for step, lane in zip(program.steps, lanes.tolist(), strict=True) if step.op.op not in EXCHANGES}
+    assert len(exchanged) == 1
+    assert exchanged.isdisjoint(others)
+    assert (exchanged | others) - {-1} == set(range(count))
+    assert ENGINE.compile(job).streams(job.ids) == count - 1
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_a_message_has_one_memory_where_symmetric_memory_is_faster(monkeypatch, is_faster):
+    asked = []
+
+    def faster(like, size):
+        asked.append(size)
+        return like.new_zeros(size) if is_faster else None
+
+    symmetric = ranks.Symmetric(Device.of(torch.device("cpu")))
+    monkeypatch.setattr(symmetric, "_faster", faster)
+    monkeypatch.setattr(ranks, "_sum_and_divide", lambda flat: flat.fill_(7))
+    like = torch.zeros(1)
+    rooms = [symmetric.room(like, size, message) for size, message in ((8, 0), (8, 0), (8, 1), (4, 0))]
+    assert asked == [8, 8, 4]
+    assert (rooms[0].data_ptr() == rooms[1].data_ptr()) is is_faster
+    assert len({room.data_ptr() for room in rooms[1:]}) == 3
+    assert [symmetric.average(room) for room in rooms] == [is_faster] * 4
+    assert all(bool((room == 7).all()) for room in rooms if is_faster)
+    assert not symmetric.average(torch.zeros(8))
+    monkeypatch.setattr(ranks, "is_capturing", lambda: True)  # nothing is measured there
+    assert symmetric.room(like, 16, 9).shape == (16,)
+    assert asked == [8, 8, 4]
 
 
 def small(build):

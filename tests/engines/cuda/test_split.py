@@ -14,7 +14,6 @@ from msplit.benchmark.benchmark import bench
 from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.graph import PEER_COPY, Op, OpGraph, apart, gpus_of
-from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED
 from msplit.engines.cuda.runtime.executables import SimulatedExecutable
 from msplit.engines.cuda.runtime.plan_binding import gpu_of_streams
 from msplit.engines.cuda.runtime.stream_program import arrange
@@ -191,27 +190,14 @@ def test_bench_has_a_row_for_the_split_and_verifies_it():
     assert not found.result.failed
 
 
-def test_a_split_step_is_launched_kernel_by_kernel_and_says_so():
-    """Copies between real GPUs can not be captured."""
+@pytest.mark.parametrize(("capture", "how"), [(True, "CUDA graph"), (False, "eager")])
+def test_a_split_step_is_captured_as_any_other(capture, how):
+    request = {"streams": (4,), "engine": "cuda", "device": "cpu", "batch": 3, "effort": "fast", "ruleset": "default"}
     flat = api.load(SAMPLES / "mmoe_small.pb")
-    request = {
-        "streams": (4,),
-        "engine": "cuda",
-        "device": "cpu",
-        "batch": 3,
-        "effort": "fast",
-        "split": (0, 1),
-        "ruleset": "default",
-    }
-    with api.prepare(flat, **request) as runner:
-        assert runner.label.endswith(" streams on 2 GPUs, eager")
-        assert runner.facts["captured"] is False
-        assert SPLIT_IS_LAUNCHED in runner.notes
-    with api.prepare(flat, **dict(request, capture=False)) as runner:  # who asks for no capture is told nothing
-        assert SPLIT_IS_LAUNCHED not in runner.notes
-    with api.prepare(flat, **dict(request, split=())) as runner:
-        assert runner.facts["captured"]
-        assert SPLIT_IS_LAUNCHED not in runner.notes
+    with api.prepare(flat, **request, split=(0, 1), capture=capture) as runner:
+        assert runner.label.endswith(f" streams on 2 GPUs, {how}")
+        assert runner.facts["captured"] is capture
+        assert not [note for note in runner.notes if "captured" in note]
 
 
 def test_ops_that_read_constants_alone_are_on_the_gpu_of_what_they_feed():

@@ -66,7 +66,7 @@ def capture(
     one after the other; what is captured already may be replayed by any of them meanwhile.
 
     Args:
-        streams: Those of one device that are used inside.
+        streams: Those that are used inside, of one device or several.
         pool: The graph's memory.
         release: Give the memory that PyTorch keeps cached back to the device first, as `torch.cuda.graph` does. To map it again takes
             longer than all else where hundreds of graphs are captured to be timed.

@@ -108,6 +108,14 @@ def check(status: int) -> None:
         torch.cuda.check_error(status)
 
 
+@functools.cache
+def reads(reader: torch.device, owner: torch.device) -> bool:
+    """True if kernels of a GPU read the memory of another one where it lies: the machine can, and PyTorch sees to it at its first copies
+    between the two, so that a capture must not be the first to ask."""
+    torch.zeros(1, device=reader).to(owner).to(reader)
+    return bool(torch.cuda.can_device_access_peer(reader, owner))
+
+
 class Semaphores:
     """Counters by which the blocks of a split-K kernel find out which of them is done last.
 

@@ -2,21 +2,112 @@
 
 Until a step is one of all of them, nothing is said: each does as if the others had its own rows. So what traces, times and verifies a
 model needs nobody else, and what comes of it is what the whole batch would give if it were made of these rows again and again.
+
+Means go over NCCL, or through symmetric memory: each GPU reads a part of the values of all, and writes the sums to all. Every sum is made
+by one GPU, so that all have the same bits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from importlib import import_module
 
 import torch
 
+from msplit.engines.cuda.device.capture import capture, is_capturing
+from msplit.engines.cuda.device.device import Device
 from msplit.errors import RankLost
 
-if TYPE_CHECKING:
-    from msplit.engines.cuda.device.device import Device
+SYMMETRIC = "MSPLIT_SYMMETRIC"
+"""Environment variable: with ``1`` means go through symmetric memory where that is measured to be faster than NCCL."""
+
+_NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
+"""Environment of PyTorch's symmetric memory. Each process sees one GPU alone, and calls it by the number that the others call theirs."""
+
+_CALLS = 10
+"""Calls in a graph of which one is timed."""
+
+
+class Symmetric:
+    """Memory of a GPU that those of the other processes read and write.
+
+    Attributes:
+        rooms: By message and size the memory for its values; None where there is none, or NCCL is as fast. It stays as long as the
+            process: to free it waits for the device, which must not be amid a capture.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.rooms: dict[tuple[int, int], torch.Tensor | None] = {}
+
+    def room(self, like: torch.Tensor, size: int, message: int) -> torch.Tensor:
+        """The flat tensor for a message. All processes ask for it for the first time outside of captures, and then measure."""
+        key = message, size
+        if key not in self.rooms and not is_capturing():
+            self.rooms[key] = self._faster(like, size)
+        found = self.rooms.get(key)
+        return like.new_empty(size) if found is None else found
+
+    def average(self, flat: torch.Tensor) -> bool:
+        """Puts the mean over all processes in the place of a room's values; False for any other tensor."""
+        if not any(room is not None and room.data_ptr() == flat.data_ptr() for room in self.rooms.values()):
+            return False
+        _sum_and_divide(flat)
+        return True
+
+    def _faster(self, like: torch.Tensor, size: int) -> torch.Tensor | None:
+        if not like.is_cuda or like.dtype != torch.float32 or torch.distributed.get_world_size() < 2:
+            return None
+        os.environ |= _NO_MULTICAST
+        room = None
+        with contextlib.suppress(RuntimeError, ImportError, AttributeError):
+            memory = import_module("torch.distributed._symmetric_memory")
+            room = memory.empty(size, dtype=like.dtype, device=like.device)
+        if not _all(room is not None):
+            return None
+        try:
+            memory.rendezvous(room, torch.distributed.group.WORLD.group_name)
+        except RuntimeError:
+            room = None
+        if not _all(room is not None) or room is None:
+            return None
+        room.zero_()
+        times = torch.tensor([_time(one, room) for one in (_average, _sum_and_divide)])
+        torch.distributed.all_reduce(times, torch.distributed.ReduceOp.MAX)  # on the host: all take the same
+        return room if times[1] < times[0] else None
+
+
+def _all(holds: bool) -> bool:
+    """True if something holds in all processes."""
+    told = torch.tensor(int(holds))
+    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
+    return bool(told)
+
+
+def _time(issue: Callable[[torch.Tensor], object], flat: torch.Tensor) -> float:
+    """Milliseconds of calls in a graph."""
+    issue(flat)
+    with capture([torch.cuda.current_stream(flat.device)], torch.cuda.graph_pool_handle()) as graph:
+        for _ in range(_CALLS):
+            issue(flat)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    first.record()
+    graph.replay()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last))
+
+
+def _average(flat: torch.Tensor) -> None:
+    torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.AVG)
+
+
+def _sum_and_divide(flat: torch.Tensor) -> None:
+    torch.ops.symm_mem.two_shot_all_reduce_(flat, "sum", torch.distributed.group.WORLD.group_name)
+    flat.mul_(1 / torch.distributed.get_world_size())
 
 
 class ProcessGroup:
@@ -30,14 +121,21 @@ class ProcessGroup:
     def __init__(self) -> None:
         self.rank: int = torch.distributed.get_rank()
 
+    def room(self, like: torch.Tensor, size: int, message: int) -> torch.Tensor:
+        """A flat tensor for the values of a message of a step, which are to be averaged."""
+        if os.environ.get(SYMMETRIC) != "1":
+            return like.new_empty(size)
+        with _told():
+            return Device.of(like.device).owned(Symmetric).room(like, size, message)
+
     def average(self, flat: torch.Tensor) -> None:
         """Puts the mean over all processes in the place of a tensor."""
         with _told():
-            if flat.is_cuda:
-                torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.AVG)
-            else:  # gloo has no mean
+            if not flat.is_cuda:  # gloo has no mean
                 torch.distributed.all_reduce(flat)
                 flat.div_(torch.distributed.get_world_size())
+            elif not Device.of(flat.device).owned(Symmetric).average(flat):
+                _average(flat)
 
     def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
         """Collects a tensor of each process, by rank."""

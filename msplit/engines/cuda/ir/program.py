@@ -37,6 +37,7 @@ from msplit.engines.cuda.device.device import Device, cores
 from msplit.engines.cuda.ir.dtypes import as_words, dtype_name, to_numpy, to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op
 from msplit.errors import EngineError
+from msplit.opset.traits import EXCHANGES
 from msplit.progress import during
 
 REPORT = "please report this: it is a bug in msplit; run the model with another engine meanwhile (--engine tensorflow)"
@@ -529,9 +530,11 @@ class Program:
         """Stream of each step from the stream ids of the flat graph, numbered without gaps; -1 for steps that launch nothing.
 
         A step that does the work of several nodes runs where the first of them that has a stream (the product or convolution) is
-        assigned; one whose nodes have none where the first step that needs it does, otherwise behind one that it needs.
+        assigned; one whose nodes have none where the first step that needs it does, otherwise behind one that it needs. What processes
+        exchange has a stream of its own: nothing but what needs it waits for the others.
         """
         chosen = self._chosen(ids)
+        chosen[[step.op.op in EXCHANGES for step in self.steps]] = max(int(ids.max(initial=0)), 0) + 1
         launches = np.asarray([step.launches for step in self.steps], np.bool_)
         used, numbered = np.unique(np.maximum(chosen[launches], 0), return_inverse=True)
         lanes = np.full(len(self.steps), -1, np.int32)

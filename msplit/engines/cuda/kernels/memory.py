@@ -27,7 +27,7 @@ from msplit.engines.cuda.ir.program import seen_by
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import shares
 
-_COPY = Code("memory", "copy")
+_COPY = Code("memory", "copy_to")
 _DELIVER = Code("memory", "deliver", specialized=False)
 
 _BLOCK = 1024
@@ -151,10 +151,11 @@ class Gather:
 
 
 def copy(source: Tensor, target: Tensor) -> None:
-    """Copies a contiguous tensor into another of the same size, at least one of them on the GPU and the other one there or `seen_by` it."""
+    """Copies a contiguous tensor into another of the same size, by a kernel of the GPU that the target is on or `seen_by`; the source is
+    there, too, or on one whose memory it `reads`."""
     words, place = as_words(source.reshape(-1)), as_words(target.reshape(-1))
     if words.numel():
-        launch(_COPY, (shares(words.numel(), _BLOCK),))(words, place, words.numel(), BLOCK=_BLOCK)
+        launch(_COPY, (shares(words.numel(), _BLOCK),))(place, words, words.numel(), BLOCK=_BLOCK)
 
 
 _GATHER, _LOOKUP = Code("memory", "gather"), Code("memory", "lookup")

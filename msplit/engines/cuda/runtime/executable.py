@@ -27,7 +27,7 @@ from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import EngineOptions, Torture
 from msplit.engines.cuda.runtime.input_staging import InputStaging, Prefetch
 from msplit.engines.cuda.runtime.output_staging import CapturedGraph, GraphExec, LookupGraph, OutputStaging
-from msplit.engines.cuda.runtime.plan_binding import CaptureMemory, give_back, lease, reach
+from msplit.engines.cuda.runtime.plan_binding import CaptureMemory, give_back, lease
 from msplit.engines.cuda.runtime.stream_program import EventTap, StreamProgram, Tap, poison_memory, timeline
 from msplit.errors import EngineError
 
@@ -92,7 +92,7 @@ class CudaExecutable(Executable):
         timing_only: bool = False,
         shared: Shared | None = None,
     ) -> None:
-        shared, capture, own_copies = shared or Shared(), options.captures, options.measure
+        shared, capture, own_copies = shared or Shared(), options.capture, options.measure
         self.program, self.stream_program, self.device, self.ieee = program, stream_program, device, ieee
         self._facts: dict[str, Any] = dict(facts)
         self._torture = options.torture or Torture()
@@ -102,7 +102,6 @@ class CudaExecutable(Executable):
         self._others: tuple[torch.device, ...] = ()  # GPUs beside the first, of a split program
         if program.gpus is not None:
             self._others = program.gpus.places[1:]
-            reach(program.gpus.places)
             self._streams = lease(program, stream_program)
         else:
             self._streams = [*shared.streams[:count]] if shared.streams else device.streams.lease(count)
@@ -151,6 +150,7 @@ class CudaExecutable(Executable):
         before = torch.cuda.memory_reserved(self.device.place)
         if self._capture:
             self._capture_graphs()
+        self._facts["captured"] = bool(self._graphs)
         self._facts["pool_bytes"] = torch.cuda.memory_reserved(self.device.place) - before
 
     def _capture_graphs(self) -> None:

@@ -207,7 +207,7 @@ def executable_of(
 ) -> Executable:
     """The executable, its host part in front of it where there is one. `shared` is as `executable_for` has it; others that draw random
     numbers with it count the same `steps`."""
-    with phase("capturing" if options.on_gpu and options.captures else "arranging steps"):
+    with phase("capturing" if options.on_gpu and options.capture else "arranging steps"):
         executable = executable_for(compiled, plan, options, ieee=ieee, shared=shared)
     if STEPS in compiled.program.feeds:
         executable = Counting(executable, steps)
@@ -232,7 +232,7 @@ def executable_for(
         timing_only: Only `device_times` and `launch` are wanted, and no facts.
         shared: With others none of which runs at the same time as this one; nothing where none is given.
     """
-    program, capture = compiled.program, options.captures
+    program, capture = compiled.program, options.capture
     if capture and program.dynamic:
         names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
         raise EngineError(f"{BY_VALUES}: {', '.join(names)}", fix=LAUNCHED)

@@ -171,34 +171,34 @@ def give_back(streams: Sequence[torch.cuda.Stream]) -> None:
         Device.of(stream.device).streams.give_back([stream])
 
 
-def reach(places: Sequence[torch.device]) -> None:
-    """Lets each GPU copy straight from the others, where the machine can: PyTorch sees to that at its first copy between two."""
-    for source in places:
-        for to in places:
-            if source != to:
-                torch.zeros(1, device=source).to(to)
-
-
 class CaptureMemory:
-    """Memory of another GPU that graphs captured from one use: its pool, as long as this lives, and counters of split-K kernels."""
+    """Memory of another GPU that graphs captured from one use: its pool, and counters of split-K kernels.
+
+    The pool counts its captures. As a `torch.cuda.MemPool` it would be the current GPU's, so that its memory here could be freed between
+    two captures, and its end amid a capture, whenever Python collects garbage, would end the process.
+    """
 
     def __init__(self, place: torch.device) -> None:
-        self._device, self._pool = Device.of(place), torch.cuda.MemPool()
+        self._device, self._pool, self._captures = Device.of(place), torch.cuda.graph_pool_handle(), 0
         self._counters: list[torch.Tensor] = []
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Block in which this thread allocates from this memory on the GPU."""
-        with (
-            torch.cuda.use_mem_pool(self._pool, device=self._device.place),
-            self._device.semaphores.noted(self._counters),
-        ):
-            yield
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self._device.place.index, self._pool)
+        self._captures += 1
+        try:
+            with self._device.semaphores.noted(self._counters):
+                yield
+        finally:
+            torch._C._cuda_endAllocateToPool(self._device.place.index, self._pool)
 
     def give_back(self) -> None:
         """The graphs are gone."""
+        for _ in range(self._captures):
+            torch._C._cuda_releasePool(self._device.place.index, self._pool)
         self._device.semaphores.give_back(self._counters)
-        self._counters = []
+        self._captures, self._counters = 0, []
 
 
 class SeparateMemory:

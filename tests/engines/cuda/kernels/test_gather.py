@@ -24,9 +24,16 @@ for batch, outer, size, inner, count in [
                 gather_kernel._WIDE_FROM = wide_from
                 result = gather_kernel.gather(table, indices)
                 assert result.dtype == dtype and result.equal(expected), (batch, outer, size, inner, count, dtype, index)
+
+for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex128):
+    for count in (0, 1, 1023, 2049):
+        source = torch.randint(0, 100, (count + 1,), generator=generator).to(dtype)[1:]  # aligned to an element alone
+        target = torch.full((count + 1,), 101).to(dtype)
+        gather_kernel.copy(source, target[:count])
+        assert target[:count].equal(source) and target[count] == torch.tensor(101).to(dtype), (dtype, count)
 """
 
 
 @pytest.mark.needs_triton
-def test_the_kernel_gathers_rows_and_zeros_for_wrong_indices():
+def test_kernels_gather_rows_and_zeros_for_wrong_indices_and_copy():
     run_interpreted(SCRIPT)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import StoredPlan
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import plan_for
+from msplit.errors import EngineError
 from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
@@ -134,6 +138,27 @@ def test_steps_that_work_for_one_node_are_tied_whichever_node_they_go_by():
     tie = plan_binding.ties(program, groups)
     assert tie[one] == tie[other] >= 0
     assert set(np.flatnonzero(tie >= 0)) & set(launching) == {one, other}
+
+
+def test_memory_of_another_gpu_is_its_graphs_until_it_is_given_back(monkeypatch):
+    """PyTorch frees a pool that nothing uses, and refuses it to a further capture."""
+    uses = []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    for name, change in (("beginAllocateCurrentThreadToPool", 1), ("endAllocateToPool", 0), ("releasePool", -1)):
+        tell = partial(lambda change, place, pool: uses.append((place, pool, change)), change)
+        monkeypatch.setattr(torch._C, f"_cuda_{name}", tell, raising=False)
+    place = torch.device("cuda", 1)
+    monkeypatch.setattr(plan_binding.Device, "of", Device)
+    memory = plan_binding.CaptureMemory(place)
+    with memory.used():
+        pass
+    with pytest.raises(EngineError), memory.used():
+        raise EngineError("a step can not be captured")
+    assert {(index, pool) for index, pool, _ in uses} == {(1, (0, 7))}
+    assert [change for *_, change in uses] == [1, 0, 1, 0]
+    memory.give_back()
+    memory.give_back()
+    assert sum(change for *_, change in uses) == 0
 
 
 def test_a_plan_of_other_steps_does_not_fit():

@@ -101,7 +101,7 @@ def pool(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def copy(source, target, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def copy_to(target, source, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = place < count
     tl.store(target + place, tl.load(source + place, mask=exists), mask=exists)
