@@ -55,8 +55,8 @@ _WAYS = 8
 """Places of the cache that are looked at for each row that is to come in: the one that nobody read for longest is taken."""
 _ADMITTED = 1 << 14
 """Rows that come in at a refresh at most."""
-_FIRST, _EVERY = 1 << 10, 16
-"""There is a refresh behind each of the first steps of a new cache, up to so many, until it could be full; then behind every so many."""
+_FIRST, _EVERY = 8, 16
+"""There is a refresh behind each of the first steps of a new cache and while it fills, and then behind every so many."""
 _LEAST_ROWS = 256
 _TALLIES = 1 << 10
 """Numbers that programs of a kernel add what they read to, a power of two: many that add to one would wait for each other."""
@@ -158,7 +158,7 @@ class RowCache:
         self._ends = torch.from_numpy(ends).to(place)
         self._firsts = torch.tensor(self.firsts, device=place)
         self._addresses = torch.tensor([table.data_ptr() for table in tables], device=place)
-        self._next = 0
+        self._next = self._known = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @property
@@ -178,6 +178,11 @@ class RowCache:
                     return hits, misses, admitted
 
         return count
+
+    def is_filling(self) -> bool:
+        """True if there are free places, and most of what may come in did since this was asked last, by refreshes that are over."""
+        before, self._known = self._known, int(self._counted[2])
+        return before + self.admits // 2 < self._known < self.capacity
 
     def region(self, count: int, lookups: int) -> tuple[int, int]:
         """Where a lookup of so many rows, one of so many lookups of a step, may note rows at each step: the first place, and how many of
@@ -280,7 +285,7 @@ class HostTables:
 
     def __init__(self, device: Device) -> None:
         self._device, self._lock, self._steps = device, threading.RLock(), 0
-        self._fills = 0  # behind so many steps a new cache could be full
+        self._filling = False
         self._places: dict[int, CachedTable] = {}  # by the address of a table
         self._made: dict[tuple[Any, ...], list[weakref.ref[Tensor]]] = {}
         self._streams: dict[int, Any] = {}  # on which steps were begun, by CUDA's handle
@@ -362,7 +367,7 @@ class HostTables:
             for table, first, memory in zip(tables, cache.firsts, memories, strict=True):
                 self._places[table.data_ptr()] = CachedTable(cache, first, memory, pack)
                 weakref.finalize(table, self._drop, table.data_ptr()).atexit = False
-            self._steps, self._fills = 0, max(self._fills, -(-capacity // cache.admits))  # the new cache is empty
+            self._steps = 0  # the new cache is empty
             self._made[key] = [weakref.ref(table) for table in tables]
         for array in arrays:  # another array may get its number
             weakref.finalize(array, self._made.pop, key, None)
@@ -388,7 +393,7 @@ class HostTables:
                     self._waited.add(handle)
             yield
             self._steps += 1
-            self._due |= self._steps <= min(self._fills, _FIRST) or not self._steps % _EVERY
+            self._due |= self._filling or self._steps <= _FIRST or not self._steps % _EVERY
             # Where kernels are noted only, no row would be copied. Beside a capture, whose streams can not be waited for, it is put off.
             if self._due and self._places and not is_precompiling():
                 with no_capture(wait=False) as free:
@@ -399,6 +404,7 @@ class HostTables:
     def _refresh(self) -> None:
         for cache in self.caches:
             cache.refresh()
+        self._filling = sum(map(RowCache.is_filling, self.caches)) > 0  # each is asked
 
     def lookup(self, tables: Iterable[Tensor]) -> contextlib.AbstractContextManager[None]:
         """A block in which rows of tables are looked up on the current stream. In a capture nothing is read: who replays it begins a
