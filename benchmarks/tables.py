@@ -171,10 +171,11 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     print(f"bus {bus:.1f} GB/s, memory {memory_rate:.0f} GB/s, at random; batch {batch}, {lookups:,} lookups a step\n")
     print("| ids | tables | hit rate | µs a step (spread) | rows/s | GB over the bus | at least, µs | share of that |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    every = host_tables._EVERY
+    every, filling = host_tables._EVERY, host_tables.RowCache.is_filling
+    host_tables.RowCache.is_filling = lambda _: False
     for kind in ("hot", "zipf", "even"):
         rng = np.random.default_rng(1)
-        host_tables._EVERY = 2
+        host_tables._EVERY = 1
         for _ in range(options.fill):
             runners[0].step(feeds_of(rng, kind, batch, gb, hot))
         host_tables._EVERY = 1 << 60
@@ -200,14 +201,14 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         for label, found in zip(labels, times, strict=True):
             us, spread = statistics.median(found) * 1e6, (np.quantile(found, 0.9) - np.quantile(found, 0.1)) * 1e6
             hosted = label == labels[0]
-            missed = lookups * (1 - rate) * row / 1e9 if hosted else 0.0
+            missed = misses / 2 * row / 1e9 if hosted else 0.0  # two steps were counted
             least = max(missed / bus, lookups * (row if hosted else WIDTH * 4) / 1e9 / memory_rate) * 1e6
             shown = f"{100 * rate:.1f} %" if label == labels[0] else "-"
             print(
                 f"| {kind} | {label} | {shown} | {us:,.0f} ({spread:,.0f}) | {batch / us * 1e6:,.0f} | {missed:.3f} | "
                 f"{least:,.0f} | {100 * least / us:.0f} % |"
             )
-    host_tables._EVERY = every
+    host_tables._EVERY, host_tables.RowCache.is_filling = every, filling
 
 
 def split(folder: Path, options: argparse.Namespace) -> None:
@@ -258,11 +259,15 @@ def split(folder: Path, options: argparse.Namespace) -> None:
 
 
 def counts(runner: Any) -> tuple[int, int]:
-    """Lookups of a runner's caches that found their row there, and that did not."""
+    """Lookups of a runner's caches that found their row there, and that did not, up to the last refresh, which is over then."""
+    import torch
+
     from msplit.engines.cuda.device.device import Device
     from msplit.engines.cuda.kernels.host_tables import HostTables
 
     constants = runner.executable.program.constants.values()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     tables = Device.of(next(iter(constants)).device).owned(HostTables)
     caches = {id(place.cache): place.cache for one in constants if (place := tables.find(one)) is not None}
     hits, misses = (sum(int(cache.counts[at]) for cache in caches.values()) for at in range(2))
@@ -276,7 +281,7 @@ def main() -> None:
     parser.add_argument("--gb", type=float, default=40, help="of all tables")
     parser.add_argument("--table-memory", type=float, default=4)
     parser.add_argument("--batch", type=int, default=2048)
-    parser.add_argument("--fill", type=int, default=200, help="steps that fill the cache")
+    parser.add_argument("--fill", type=int, default=1200, help="steps that fill the cache, of each kind")
     parser.add_argument("--whole", action="store_true", help="also with all tables on the GPU")
     parser.add_argument("--int8", action="store_true", help="rows in the host's memory as int8 with a scale")
     parser.add_argument("--gpus", type=int, default=2)

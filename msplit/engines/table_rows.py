@@ -65,8 +65,8 @@ class TableOptions(NamedTuple):
     int8: bool = False
 
     @classmethod
-    def read(cls, given: object, group: bool = True) -> TableOptions:
-        """What a caller says: GB, or a text such as ``4,rows=int8``; without `group` there is no kernel that reads such rows.
+    def read(cls, given: object) -> TableOptions:
+        """What a caller says: GB, or a text such as ``4,rows=int8``.
 
         Raises:
             MsplitError: It is neither, or that can not be.
@@ -75,9 +75,6 @@ class TableOptions(NamedTuple):
         fix = "give GB, more than 0, and for rows of int8 with a scale rows=int8 behind it: 4,rows=int8"
         if comma and rows != f"rows={INT8}":
             raise MsplitError(f"the rows of tables (--table-memory) are {rows!r}", fix=fix)
-        if rows and not group:
-            said = "rows of int8 need the kernel of all columns, and group is off"
-            raise MsplitError(said, fix="leave one of both out")
         try:
             size = number("", float(memory) if isinstance(memory, str) else memory, above=True)
         except (ValueError, OverflowError, MsplitError):

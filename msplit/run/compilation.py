@@ -233,13 +233,11 @@ def chosen_variant(setup: Setup, made: CompiledSetup, label: str | None = None) 
     split = [one for one in made.variants if one.job.options.split]
     if split:  # who asks for several GPUs gets them
         return max(split, key=lambda one: one.job.streams)
-    # Rows of int8 are read by the kernel of all columns.
-    fitting = {one.label: one for one in made.variants if one.job.options.mode.groups or not setup.tables.names}
-    known = [step for step in made.steps if step.predicted_us is not None and step.label in fitting]
+    known = [step for step in made.steps if step.predicted_us is not None]
     if not known:
-        return max(fitting.values(), default=made.variants[0], key=lambda one: one.job.streams)
+        return max(made.variants, key=lambda one: one.job.streams)
     best = min(known, key=lambda step: step.predicted_us or 0.0).label
-    return fitting[best]
+    return next(one for one in made.variants if one.label == best)
 
 
 def beside_float32(setup: Setup, made: CompiledSetup) -> tuple[Variant, ...]:

@@ -256,7 +256,7 @@ class RunRequest:
         if self.workload.batch is not None:
             whole("the batch", self.workload.batch)
         if self.table_memory is not None:
-            TableOptions.read(self.table_memory, self.group)
+            TableOptions.read(self.table_memory)
         whole("the seed", self.seed, 0)
         Precision.read(self.precision)
         for index in self.devices:

@@ -118,5 +118,3 @@ def test_what_asks_for_them(given_: Any, expected: tuple[int, bool]) -> None:
 def test_what_can_not_be_asked_for(wrong: Any) -> None:
     with pytest.raises(MsplitError, match="--table-memory"):
         TableOptions.read(wrong)
-    with pytest.raises(MsplitError, match="group is off"):
-        TableOptions.read("4,rows=int8", group=False)

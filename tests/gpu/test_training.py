@@ -13,6 +13,7 @@ from msplit.engines.base import GOOD_STEPS, LOSS_SCALE, Job
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import KernelMode, Torture
+from msplit.engines.table_rows import TableOptions
 from tests.engines.cuda.cases import options_of, scattered
 from tests.training_graphs import BATCH, STORED, apart, run, stored
 
@@ -78,7 +79,7 @@ def test_tables_in_the_hosts_memory_train_as_those_of_the_gpu_to_the_bit(build, 
     expected = plain.save_state()
     for streams, capture, delay in ((1, True, 0), (4, True, 20_000), (4, False, 0)):
         torture = Torture(delay_cycles=delay, seed=1) if delay else None
-        executable, _ = build(case, streams, mode=mode, table_memory=1, capture=capture, torture=torture)
+        executable, _ = build(case, streams, mode=mode, table_memory=TableOptions(1), capture=capture, torture=torture)
         state, begun = executable.state, executable.save_state()
         assert len(state.hosted) > 1
         assert not any(tensor.is_cpu for tensor in state.tensors.values())

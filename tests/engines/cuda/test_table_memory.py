@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import msplit
+from msplit.engines.base import side_by_side
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels import host_tables
 from msplit.engines.cuda.kernels.host_tables import CachedTable, HostTables, RowCache
@@ -98,8 +100,43 @@ def test_other_kernels_read_the_same_rows(how: dict[str, Any]) -> None:
         msplit.prepare(flat, batch=4, table_memory=MEMORY, **ON_CPU, **how) as small,
         msplit.prepare(flat, batch=4, **ON_CPU) as whole,
     ):
-        for one in requests(4, 4):
+        for one in requests(12, 4):
             np.testing.assert_allclose(small.step(one)["out"], whole.step(one)["out"], rtol=1e-5)
+        facts = small.executable.facts()
+    # Each lookup counts, and finds rows in the cache, whichever kernels there are.
+    assert 0.2 < facts["table_hit_rate"] < 1
+    assert facts["table_rows_looked_up"] > 10 * 4 * 6
+
+
+def test_ways_to_run_a_model_are_timed_with_what_they_look_up_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all rows come over the bus, all of them take as long."""
+    monkeypatch.setattr(host_tables, "_ADMITTED", 4)
+    (fed,), flat = requests(1, 16), ranker()
+    with (
+        msplit.prepare(flat, batch=16, table_memory=MEMORY, **ON_CPU) as one,
+        msplit.prepare(flat, batch=16, table_memory=MEMORY, fuse=False, group=False, **ON_CPU) as other,
+    ):
+        running = [one.executable, other.executable]
+        times = dict[Any, list[float]]()
+
+        def device_times(self: Any, count: int) -> list[float]:
+            found = []
+            for _ in range(count):
+                before = self.facts()
+                self.step(fed)
+                HostTables._refresh(Device.of(torch.device("cpu")).owned(HostTables))  # which counts
+                after = self.facts()
+                hits, all_rows = (after[f"table_rows_{what}"] - before[f"table_rows_{what}"] for what in COUNTED)
+                found.append(1.0 + all_rows - hits)
+            times.setdefault(self, []).extend(found)
+            return found
+
+        monkeypatch.setattr(type(running[0]), "device_times", device_times)
+        assert side_by_side(running, 3, random.Random(0)) == [[1.0] * 3] * 2
+        assert times[running[0]][0] > 10, "the cache was not cold"
+
+
+COUNTED = ("found", "looked_up")
 
 
 def test_a_build_keeps_its_tables_with_the_host(tmp_path: Path) -> None:
@@ -262,7 +299,9 @@ def int8(table: np.ndarray) -> np.ndarray:
     return rounded("table", table)[0]
 
 
-@pytest.mark.parametrize("how", [{}, {"capture": False}, {"effort": "fast"}, {"precision": "bf16"}])
+@pytest.mark.parametrize(
+    "how", [{}, {"capture": False}, {"effort": "fast"}, {"precision": "bf16"}, {"fuse": False, "group": False}]
+)
 def test_int8_rows_are_those_of_a_model_with_rounded_tables(how: dict[str, Any]) -> None:
     with (
         msplit.prepare(ranker(), batch=16, table_memory=INT8, **ON_CPU, **how) as small,
@@ -440,8 +479,6 @@ def test_int8_rows_that_can_not_be_are_refused_or_told() -> None:
         MsplitError, match=r"row 1234 of table table_(10000_2|5000_1|5000_3) has numbers that are not finite"
     ):
         msplit.prepare(ranker(of_rows=broken), batch=4, table_memory=INT8, **ON_CPU)
-    with pytest.raises(MsplitError, match="group is off"):
-        msplit.prepare(ranker(), batch=4, table_memory=INT8, group=False, **ON_CPU)
     with pytest.raises(MsplitError, match="rows=int4"):
         msplit.prepare(ranker(), batch=4, table_memory="1,rows=int4", **ON_CPU)
     with msplit.prepare(ranker(), batch=4, table_memory="1,rows=int8", **ON_CPU) as runner:

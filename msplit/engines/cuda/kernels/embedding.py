@@ -12,6 +12,7 @@ element and bags of wide rows each get a tile that they fill.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -115,6 +116,16 @@ class Columns:
     def lookups(self) -> int:
         """How many terms look rows up."""
         return sum(term.table >= 0 for segment in self.segments for term in segment.terms)
+
+    @property
+    def rows_of_tables(self) -> Mapping[int, int]:
+        """Input with a table -> how many of its rows are read, those that are read twice counted twice."""
+        found = Counter[int]()
+        for segment in self.segments:
+            for term in segment.terms:
+                found[term.table] += 1 if term.weighted else segment.rows * term.count
+        del found[-1]
+        return found
 
 
 Place = tuple[int, int]

@@ -56,7 +56,7 @@ _WAYS = 8
 _ADMITTED = 1 << 14
 """Rows that come in at a refresh at most."""
 _FIRST, _EVERY = 8, 16
-"""There is a refresh behind each of the first steps of a new cache, and then behind every so many."""
+"""There is a refresh behind each of the first steps of a new cache and while it fills, and then behind every so many."""
 _LEAST_ROWS = 256
 _TALLIES = 1 << 10
 """Numbers that programs of a kernel add what they read to, a power of two: many that add to one would wait for each other."""
@@ -127,6 +127,7 @@ class RowCache:
         recent: Per place, how many refreshes its row stays without being read.
         notes: What lookups noted: numbers of rows, `_HIT`, or `_NOTHING`.
         graph: What a refresh does, captured; None: it is launched kernel by kernel.
+        admits: Rows that come in at a refresh at most.
         tally: What lookups have added since the last refresh: of rows in the cache 1, of others 1 << 32.
         counts: Rows that were looked up and were in the cache, those that were not, rows that came in, all up to the last refresh; and the
             sum of the three. In the host's memory, so that nobody has to wait for the device to know them.
@@ -152,12 +153,12 @@ class RowCache:
         self.tally = numbers(_TALLIES, 0, torch.int64)
         self._counted = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)  # CUDA pins pages, each once
         self.counts = _mapped(self._counted, device)[:4]
-        self._admitted = max(min(_ADMITTED, capacity // _WAYS), 1)
-        self._hand, self._turn = numbers(1, 0, torch.int64), numbers(1, 0, torch.int64)
+        self.admits = max(min(_ADMITTED, capacity // _WAYS), 1)
+        self._hand = numbers(1, 0, torch.int64)
         self._ends = torch.from_numpy(ends).to(place)
         self._firsts = torch.tensor(self.firsts, device=place)
         self._addresses = torch.tensor([table.data_ptr() for table in tables], device=place)
-        self._next = 0
+        self._next = self._known = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @property
@@ -177,6 +178,11 @@ class RowCache:
                     return hits, misses, admitted
 
         return count
+
+    def is_filling(self) -> bool:
+        """True if there are free places, and most of what may come in did since this was asked last, by refreshes that are over."""
+        before, self._known = self._known, int(self._counted[2])
+        return before + self.admits // 2 < self._known < self.capacity
 
     def region(self, count: int, lookups: int) -> tuple[int, int]:
         """Where a lookup of so many rows, one of so many lookups of a step, may note rows at each step: the first place, and how many of
@@ -206,16 +212,14 @@ class RowCache:
 
     def take_in(self) -> None:
         """The same, kernel by kernel."""
-        count, device, nobody, nowhere = self._admitted, self.notes.device, self._total, self.capacity
+        count, device, nobody, nowhere = self.admits, self.notes.device, self._total, self.capacity
         each = torch.arange(count, device=device)
         missed = self.notes >= 0
-        # The first that were noted, from another place on at each refresh, so that no lookup is always the last one.
-        every = len(self.notes)
-        order = (torch.arange(every, device=device) + self._turn) % every
-        noted, missed = self.notes[order], missed[order]
-        number = missed.cumsum(0) - 1
-        target = torch.where(missed & (number < count), number, count)
-        rows = torch.full((count + 1,), -1, dtype=torch.int64, device=device).scatter_(0, target, noted.long())[:count]
+        # If more were noted than may come in, one of each so many neighbours: no lookup is always the last one.
+        number = missed.cumsum(0)
+        target = torch.where(missed, (number - 1) * count // number[-1:].clamp(min=1), count)
+        rows = torch.full((count + 1,), -1, dtype=torch.int64, device=device)
+        rows = rows.scatter_(0, target, self.notes.long())[:count]
         # Each row once: of those that claim it one wins. One that has come in since it was noted is there already.
         known = rows >= 0
         at = torch.where(known, rows, nobody)
@@ -225,14 +229,15 @@ class RowCache:
         self.slot_of.scatter_(0, at, claims)
         first = known & (self.slot_of[at] == claims)
         self.slot_of.scatter_(0, at, -1)
-        # The hand goes on over places that are looked at, and all that it passes grow older.
+        # The hand goes on over places that are looked at, and all that it passes grow older. One that has no row is older than any.
         slots = (self._hand + torch.arange(count * _WAYS, device=device)).remainder(self.capacity).view(count, -1)
         ages = self.recent[slots]
-        least, way = ages.min(1)
+        least, way = (ages + (self._row_of[slots] >= 0)).min(1)
         self.recent[slots] = (ages - 1).clamp(min=0)
         slot = slots.gather(1, way.unsqueeze(1)).squeeze(1)
-        admitted = first & (least <= 0)
+        admitted = first & (least <= 1)
         slot = torch.where(admitted, slot, nowhere)
+        self.recent.scatter_(0, slot, NEW - 1)
         gone = self._row_of[slot].long()
         self.slot_of.scatter_(0, torch.where(admitted & (gone >= 0), gone, nobody), -1)
         self.slot_of.scatter_(0, torch.where(admitted, rows, nobody), slot.int())
@@ -245,7 +250,6 @@ class RowCache:
         self.tally.zero_()
         self.notes.fill_(_NOTHING)
         self._hand.add_(count * _WAYS).remainder_(self.capacity)
-        self._turn.add_(every * 5 // 13).remainder_(every)
 
     def _copy(self, rows: Tensor, slots: Tensor) -> None:
         """Copies rows of the tables to places of the cache; where a place is nobody's, anything."""
@@ -281,6 +285,7 @@ class HostTables:
 
     def __init__(self, device: Device) -> None:
         self._device, self._lock, self._steps = device, threading.RLock(), 0
+        self._filling = False
         self._places: dict[int, CachedTable] = {}  # by the address of a table
         self._made: dict[tuple[Any, ...], list[weakref.ref[Tensor]]] = {}
         self._streams: dict[int, Any] = {}  # on which steps were begun, by CUDA's handle
@@ -388,7 +393,7 @@ class HostTables:
                     self._waited.add(handle)
             yield
             self._steps += 1
-            self._due |= self._steps <= _FIRST or not self._steps % _EVERY
+            self._due |= self._filling or self._steps <= _FIRST or not self._steps % _EVERY
             # Where kernels are noted only, no row would be copied. Beside a capture, whose streams can not be waited for, it is put off.
             if self._due and self._places and not is_precompiling():
                 with no_capture(wait=False) as free:
@@ -399,6 +404,7 @@ class HostTables:
     def _refresh(self) -> None:
         for cache in self.caches:
             cache.refresh()
+        self._filling = sum(map(RowCache.is_filling, self.caches)) > 0  # each is asked
 
     def lookup(self, tables: Iterable[Tensor]) -> contextlib.AbstractContextManager[None]:
         """A block in which rows of tables are looked up on the current stream. In a capture nothing is read: who replays it begins a

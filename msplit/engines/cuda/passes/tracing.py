@@ -261,6 +261,9 @@ class Tracer:
         read_parts, written_parts = self.coverage.of_step(op, len(results), launches=launches)
         read = dict(zip(keys, arguments, strict=True)).values()
         traffic = sum(map(_extent, (*read, *results)))
+        if op.op == "_Columns":  # of a table the rows that are looked up
+            rows = op.attrs["columns"].rows_of_tables
+            traffic -= sum(_extent(arguments[at]) * max(1 - rows[at] / len(arguments[at]), 0) for at in rows)
         scattered = sum(not tensor.is_contiguous() for tensor in read)
         self.steps.append(
             program.KernelCall(
@@ -273,7 +276,7 @@ class Tracer:
                 tuple(bases),
                 varying,
                 bound,
-                traffic,
+                round(traffic),
                 scattered,
                 reads + read_parts,
                 writes + written_parts,

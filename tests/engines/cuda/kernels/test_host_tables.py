@@ -103,6 +103,32 @@ def test_rows_that_are_read_often_stay_in_the_cache() -> None:
     assert hits / (hits + misses) > 0.9 * best, (hits / (hits + misses), best)
 
 
+def test_rows_of_all_lookups_come_in_and_into_free_places_first() -> None:
+    """Where there are many more places for notes than lookups, too, as on a GPU; and the more often a row is read, the sooner."""
+    rows, capacity, often, seldom = 4_000, 1_600, 256, 16
+    tables, (first, last), cache = tables_of(*(np.ones((rows, 2), np.float32),) * 2, capacity=capacity)
+    chance, free = np.random.default_rng(0), capacity
+    for _ in range(8):
+        with tables.step():
+            cache._next = 0  # a kernel has its places for good
+            lookup(tables, first, torch.from_numpy(chance.permutation(rows)[:often]))
+            lookup(tables, last, torch.from_numpy(chance.permutation(rows)[:seldom]))
+        there = cache._row_of[:-1]
+        assert int((there < 0).sum()) == free - int(cache.counts[2]), "a row went while there were free places"
+    owners = there[there >= 0].numpy()
+    assert len(owners) > 0.7 * 8 * cache.admits  # others were noted twice, or had come in before
+    assert seldom / often / 2 < (owners >= rows).sum() / (owners < rows).sum() < seldom / often * 2
+
+
+def test_a_new_cache_is_filled_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_tables, "_ADMITTED", 4)
+    tables, (table,), cache = tables_of(np.ones((1000, 2), np.float32), capacity=100)
+    for begin in range(0, 200, 4):
+        with tables.step():
+            lookup(tables, table, torch.arange(begin, begin + 4))
+    assert int((cache._row_of >= 0).sum()) == 100
+
+
 def test_small_tables_stay_on_the_device() -> None:
     assert divided([10, 20, 30], 60) == ([], 0)
     assert divided([100, 10, 20, 300], 60) == ([0, 3], 30)

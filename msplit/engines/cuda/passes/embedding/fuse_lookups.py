@@ -80,17 +80,20 @@ def _renumbered(segment: Segment, numbers: Sequence[int]) -> Segment:
     return replace(segment, terms=tuple(map(moved, segment.terms)))
 
 
-def fuse_lookups(graph: OpGraph) -> bool:
-    """Lays the lookups of each stage together."""
+def fuse_lookups(graph: OpGraph, *, together: bool = True) -> bool:
+    """Lays the lookups of each stage together; or makes each an op of its own, where tables may lie in the host's memory: rows of those
+    have a cache where they are looked up in this way alone."""
+    if not together and graph.table_memory is None:
+        return False
     parts = _Parts(graph)
     for op in list(graph.ops.values()):
-        parts.visit(op)
+        if together or op.op in GATHERS:
+            parts.visit(op)
     wanted = parts.wanted()
     names: dict[Key, Key] = {}
     gpus = gpus_of(graph)
-    # Rows of a table in the host's memory have a cache where they are looked up in this way alone.
     fewest = _FEWEST if graph.table_memory is None else 1
-    places = {key: (parts.of[key].stage, gpus.get(key[0], 0)) for key in wanted}
+    places = {key: (parts.of[key].stage, gpus.get(key[0], 0), 0 if together else at) for at, key in enumerate(wanted)}
     for place in sorted(set(places.values())):
         for dtype in sorted(FLOATS):
             keys = [key for key in wanted if (places[key], parts.of[key].dtype) == (place, dtype)]
