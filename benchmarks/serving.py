@@ -27,7 +27,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -107,10 +107,11 @@ def processor_time(pid: int, *, fronts: bool = False) -> float:
     """Seconds of all threads of a process and of those that it has started; or only of itself and its front ends."""
     total = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
-        total += int((task / "schedstat").read_text().split()[0]) / 1e9
-        for child in (task / "children").read_text().split():
-            if not fronts or b"serving.server.front" in Path(f"/proc/{child}/cmdline").read_bytes():
-                total += processor_time(int(child))
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+            total += int((task / "schedstat").read_text().split()[0]) / 1e9
+            for child in (task / "children").read_text().split():
+                if not fronts or b"serving.server.front" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    total += processor_time(int(child))
     return total
 
 

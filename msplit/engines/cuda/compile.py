@@ -49,7 +49,7 @@ from msplit.engines.cuda.runtime.host import HostPart
 from msplit.engines.cuda.runtime.host_stage import HostOptions
 from msplit.engines.table_rows import TableOptions, divided
 from msplit.engines.user_rows import UserRows
-from msplit.errors import EngineError
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.files import JsonValue
 from msplit.opset.traits import written
@@ -338,6 +338,8 @@ def optimize(
         with phase("running the host part"):
             part = HostPart.of(whole, partition, host, raised.origin)
             feeds, _ = part.run(feeds)
+            with contextlib.suppress(MsplitError):  # sizes of inputs go with no number of rows
+                part = replace(part, apart={} if several else _apart(part, whole, shapes))
         fed = {**fed, **part.feeds}
         others = {*partition.fetched, *partition.host_outputs}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *part.handed))
@@ -479,6 +481,14 @@ def _made_of(shared: SharedRows, feeds: Arrays, flat: FlatGraph) -> Callable[[Ke
     alone = [bool(mask) and not mask & ~wanted for mask in inputs_read(flat, control=True)]
     states, _ = walked(flat, shared.rows(feeds), {name: value.shape for name, value in feeds.items()})
     return lambda key: states.entries(*key) if key[0] < len(alone) and alone[key[0]] else 0
+
+
+def _apart(part: HostPart, flat: FlatGraph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Entries of a row of what a host part makes for the device, where that needs no other rows and is all that it does; else none."""
+    states, _ = walked(flat, None, shapes)
+    apart = {name: states.entries(*key) for name, key in part.feeds.items() if key[0] < len(flat)}
+    alone = part.repeatable and not any((part.behind, *part.made, *part.handed_on, *part.handed))
+    return apart if alone and all(map(apart.get, part.feeds)) else {}
 
 
 def _refuse_all_rows(shared: SharedRows, feeds: Arrays, found: Rewritten) -> None:

@@ -10,6 +10,7 @@ import functools
 import itertools
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.environment import HOST_OPS
+from msplit.engines.host.table import objects
 
 FARM, SIP, PLAIN = 0, 1, 2
 """Kinds of hashes: Fingerprint64, SipHash-2-4 with a key, and the hash of StringToHashBucket."""
@@ -32,7 +34,7 @@ def native() -> Any:
     """The compiled library; None where it was not compiled, or where a `bytes` does not lie in memory as it takes it to."""
     try:
         library = ctypes.CDLL(str(HOST_OPS))
-        library.read_strings  # noqa: B018  # one that was compiled before there was this has other functions, too
+        library.take_values  # noqa: B018  # one that was compiled before there was this has other functions, too
     except (OSError, AttributeError):
         return None
     address, count, data, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64
@@ -45,10 +47,9 @@ def native() -> Any:
     library.step_number.argtypes = (data,)
     library.run_steps.argtypes = (address, address, address)
     library.end_steps.argtypes = (address,)
-    for name in ("first_other", "hash_strings", "step_number"):
+    library.take_values.argtypes = (count, data, count, address, count, count)
+    for name in ("first_other", "hash_strings", "step_number", "take_values"):
         getattr(library, name).restype = count
-    for name in ("fill_slots", "fill_number_slots", "end_steps"):
-        getattr(library, name).restype = None
     library.run_steps.restype = address
     sample = b"looks like this"
     if sys.implementation.name != "cpython" or bytes.__basicsize__ != _BYTES_HEAD + 1:
@@ -67,15 +68,14 @@ def all_bytes(texts: NDArray[Any]) -> bool:
 @functools.cache
 def _read_strings() -> Any:
     """The compiled function that makes objects, which keeps Python's lock; None as of `native`."""
-    if native() is None:
-        return None
-    found = ctypes.PyDLL(str(HOST_OPS)).read_strings
-    found.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-    found.restype = ctypes.c_int64
-    return found
+    library, address, count = native(), ctypes.c_void_p, ctypes.c_int64
+    made = ctypes.PYFUNCTYPE(count, address, count, count, address, address)
+    return None if library is None else made(("read_strings", library))
 
 
 _MAKE = ctypes.cast(ctypes.pythonapi.PyBytes_FromStringAndSize, ctypes.c_void_p)
+bytes_at = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(_MAKE.value or 0)
+"""Makes a `bytes` of so many that lie at an address."""
 
 
 def strings_in(data: bytes, start: int, end: int, most: int) -> tuple[int, Callable[[], NDArray[Any]]] | None:
@@ -92,6 +92,50 @@ def strings_in(data: bytes, start: int, end: int, most: int) -> tuple[int, Calla
         return texts
 
     return None if count < 0 else (count, made)
+
+
+VIEW = np.dtype([("place", np.int64), ("size", np.int64)])
+"""Where a string lies, and its bytes, as the compiled library knows it."""
+
+
+class Texts(np.ndarray[Any, Any]):
+    """Strings that lie in the bytes of a request, as an array of `VIEW`: no object is made of any. Only a `HostProgram` reads them.
+
+    Attributes:
+        held: These bytes.
+    """
+
+    held: bytes
+
+
+def as_objects(value: Any) -> Any:
+    """A value, which is an array of `bytes` where it was one of `Texts`."""
+    return (
+        objects([bytes_at(*one) for one in value.reshape(-1).tolist()], value.shape) if type(value) is Texts else value
+    )
+
+
+class _Scratch(threading.local):
+    """Memory of a thread that `values_of` writes to."""
+
+    def __init__(self) -> None:
+        numbers: Any = np.empty((_MOST_VALUES * VIEW.itemsize + _MOST_REST) // 8, np.int64)
+        self.address, self.values = numbers.ctypes.data, memoryview(numbers)
+
+
+_MOST_VALUES, _MOST_REST = 1 << 16, 1 << 16
+"""Values of a request, and bytes of it beside them, of those that are looked for."""
+_SCRATCH = _Scratch()
+
+
+def values_of(data: bytes, *, infers: bool) -> tuple[bytes, memoryview] | None:
+    """A PredictRequest, or a ModelInferRequest, without the values of its inputs, behind their number in 8 bytes. Of equal ones, each value
+    belongs to the same input. And until the next call of this thread, two numbers for each value: where it lies (of a string the address,
+    of others how far behind the beginning), and its bytes. None where nothing is compiled, the request is damaged, or has too many."""
+    if (library := native()) is None or type(data) is not bytes:
+        return None
+    size = library.take_values(infers, data, len(data), _SCRATCH.address, _MOST_VALUES, _MOST_REST)
+    return None if size < 0 else (bytes_at(_SCRATCH.address + _MOST_VALUES * VIEW.itemsize, size), _SCRATCH.values)
 
 
 def hashes(

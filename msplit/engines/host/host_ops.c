@@ -257,4 +257,66 @@ int64_t read_strings(const uint8_t *data, int64_t size, int64_t most, void **mad
   return count;
 }
 
+/* A request of which the values are left out: its bytes, those that were kept, room for more, where values lie, and how many there are. */
+typedef struct { const uint8_t *data; uint8_t *p, *end; View *values; int64_t count, most, infers; } Rest;
+
+/* Adds bytes that no field begins with, and two numbers. */
+static uint8_t *note(Rest *rest, u64 what, u64 number) {
+  uint8_t *place = rest->p;
+  if (rest->end - place < 17) return 0;
+  place[0] = 0;
+  memcpy(place + 1, &what, 8);
+  memcpy(place + 9, &number, 8);
+  rest->p += 17;
+  return place + 9;
+}
+
+/* Keeps all of a message but the values of its tensors: of strings (field 8 in a tensor) how many follow each other, of others their bytes.
+   Equal rests have the same fields in the same order, and values that differ at most. `deep`: messages around it. */
+static int without_values(Bytes in, int deep, Rest *rest) {
+  Bytes inner;
+  u64 tag, value, texts = 0;
+  while (in.p < in.end) {
+    const uint8_t *begin = in.p;
+    uint8_t *size;
+    if (!field(&in, &tag, &inner, &value)) return 0;
+    int is_value = (tag & 7) == 2 && (deep == 2 ? rest->infers || tag >> 3 >= 4 : !deep && rest->infers && tag >> 3 == 7);
+    int is_text = is_value && tag >> 3 == 8;
+    if (is_value) {
+      if (rest->count == rest->most) return 0;
+      rest->values[rest->count].p = is_text ? inner.p : (const uint8_t *)(inner.p - rest->data);
+      rest->values[rest->count++].n = inner.end - inner.p;
+      texts += is_text;
+    }
+    if (is_text) continue;
+    if (texts && !note(rest, 8, texts)) return 0;
+    texts = 0;
+    if (is_value) {
+      if (!note(rest, tag, inner.end - inner.p)) return 0;
+    } else if (deep < 2 && tag == (rest->infers ? 42 : 18)) {
+      if (!(size = note(rest, tag, 0)) || !without_values(inner, deep + 1, rest)) return 0;
+      value = rest->p - size;
+      memcpy(size, &value, 8);
+    } else {
+      if (rest->end - rest->p < in.p - begin) return 0;
+      memcpy(rest->p, begin, in.p - begin);
+      rest->p += in.p - begin;
+    }
+  }
+  return !texts || note(rest, 8, texts);
+}
+
+/* A PredictRequest, or a ModelInferRequest (`infers`), without the values of its inputs. Where these lie is written first, `most` of them
+   at most, in their order: of a string the address, of others how far behind the beginning. Behind room for so many
+   comes their number, and then the rest of the request, `room` bytes in all at most. Gives these bytes; -1 where the request is damaged or
+   either has no room. */
+int64_t take_values(int64_t infers, const uint8_t *data, int64_t size, View *values, int64_t most, int64_t room) {
+  uint8_t *made = (uint8_t *)(values + most);
+  if (room < 8) return -1;
+  Rest rest = {data, made + 8, made + room, values, 0, most, infers};
+  if (!without_values((Bytes){data, data + size}, 0, &rest)) return -1;
+  memcpy(made, &rest.count, 8);
+  return rest.p - made;
+}
+
 #include "host_steps.c"

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.host.hashing import native
+from msplit.engines.host.hashing import VIEW, bytes_at, native
 from msplit.engines.host.table import TYPES, HostNode, NativeNode, Run, native_forms, objects
 from msplit.opset import schema
 
 _DTYPES = tuple(np.dtype(object if name == "string" else name) for name in TYPES)
 _NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
 _TEXT = TYPES.index("string")
+_NUMBERS[VIEW] = _TEXT
 _AXES, _WORDS = 6, 10
 """Most axes, and numbers of 64 bits that describe a value: address, type, axes, elements, sizes."""
 
@@ -111,7 +112,7 @@ def _numbers(value: Any) -> list[int]:
 
 def _described(array: NDArray[Any], number: int) -> tuple[int, ...]:
     padding = (0,) * (_AXES - array.ndim)
-    return (array.__array_interface__["data"][0], number, array.ndim, array.size, *array.shape, *padding)
+    return (array.ctypes.data, number, array.ndim, array.size, *array.shape, *padding)
 
 
 class _Native:
@@ -169,7 +170,7 @@ class _Native:
             if number is None or value.ndim > _AXES or not value.flags.aligned:
                 return False
             held.append(value)
-            words += _described(value, number if number != _TEXT else _TEXT + 1)
+            words += _described(value, _TEXT + 1 if value.dtype.hasobject else number)
         found = self._results()
         run = self._library.run_steps(self._program.ctypes.data, struct.pack(self._form, *words), found)
         if not run:
@@ -188,8 +189,5 @@ class _Native:
 def _array(address: int, dtype: np.dtype[Any], count: int, shape: tuple[int, ...]) -> NDArray[Any]:
     """A copy of what lies there."""
     if dtype.hasobject:
-        flat = struct.unpack(f"{2 * count}q", (ctypes.c_char * (16 * count)).from_address(address).raw)
-        return objects([ctypes.string_at(*one) for one in zip(flat[::2], flat[1::2], strict=True)], shape)
-    made = np.empty(shape, dtype)
-    ctypes.memmove(made.__array_interface__["data"][0], address, made.nbytes)
-    return made
+        return objects([bytes_at(*one) for one in struct.iter_unpack("2q", bytes_at(address, 16 * count))], shape)
+    return np.ndarray(shape, dtype, bytes_at(address, count * dtype.itemsize))

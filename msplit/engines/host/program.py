@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import Function, FunctionRef, TensorValue
-from msplit.engines.host.hashing import all_bytes
+from msplit.engines.host.hashing import Texts, all_bytes, as_objects
 from msplit.engines.host.native import HostStep, parts_of
 from msplit.engines.host.strings import LookupTable
 from msplit.engines.host.table import HostNode, NativeNode, NotOurs, Run, host_op, host_ops
@@ -100,6 +100,7 @@ class HostProgram:
     Attributes:
         missing: Op -> names of its nodes, for those that only TensorFlow can run. With any, no step can be run.
         steps: What it runs, in order.
+        compiled: True if all of it runs in C, where that does not refuse the values.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class HostProgram:
         self.steps: list[HostStep] = []
         self._place: dict[str, int] = {}
         self._values: list[Any] = []
-        self._lower, self._depth = lower, depth
+        self._lower, self._depth, self._graph = lower, depth, graph
         if isinstance(graph, Function):
             names, nodes = graph.body.names, _nodes_of(graph)
             feeds = {str(number): (f"{names[one.node]}:0", one.dtype) for number, one in enumerate(graph.parameters)}
@@ -131,6 +132,7 @@ class HostProgram:
         self._inputs = tuple(feeds)
         self._fetches = {name: self._place[_key(tensor)] for name, tensor in fetches.items()}
         self._parts = parts_of(self.steps, self._values, {*self._fetches.values()}) if not self.missing else []
+        self.compiled = [part.native is not None for part in self._parts] == [True]
 
     @classmethod
     def of(cls, graph: HostGraph, lower: Lower) -> HostProgram:
@@ -141,6 +143,10 @@ class HostProgram:
         if found is None:
             found = _PROGRAMS[key] = cls(graph, lower)
         return found
+
+    def __reduce__(self) -> tuple[Callable[..., HostProgram], tuple[Any, ...]]:
+        """A program that is `compiled` can be sent to other processes."""
+        return HostProgram.of, (self._graph, bind)
 
     def _new(self, name: str, value: Any = None) -> int:
         self._place[name] = len(self._values)
@@ -211,13 +217,14 @@ class HostProgram:
         if len(feeds) != len(self._inputs) or any(name not in feeds for name in self._inputs):
             raise _other_inputs(feeds, self._inputs)
         for name, place, dtype in self._feeds:
-            values[place] = as_input(name, feeds[name], dtype)
+            values[place] = value if type(value := feeds[name]) is Texts else as_input(name, value, dtype)
         step = None
         try:
             with np.errstate(all="ignore"):
                 for part in self._parts:
                     if part.native is not None and part.native(values):
                         continue
+                    values = [*map(as_objects, values)]
                     for step in part.steps:
                         made = step.function(*[values[place] for place in step.inputs])
                         if type(made) is tuple:
@@ -233,7 +240,7 @@ class HostProgram:
                 where=f"node {step.node.name}",
                 fix="check the inputs: TensorFlow refuses them, too",
             ) from problem
-        return {name: np.array(values[place]) for name, place in self._fetches.items()}
+        return {name: np.array(as_objects(values[place])) for name, place in self._fetches.items()}
 
 
 def bind(node: HostNode) -> Run | None:

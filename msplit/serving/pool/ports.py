@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import USERS, Arrays, Feeds, is_array, is_tensor, refuse
-from msplit.engines.host.hashing import all_bytes
+from msplit.engines.host.hashing import Texts, all_bytes, as_objects
+from msplit.engines.host.program import HostProgram
 from msplit.engines.tensors import as_array, joined, lies_on, part, pieces, pieces_of_users, tensor
 from msplit.engines.user_rows import UserRows, one_row
 from msplit.errors import EngineError
@@ -35,6 +36,7 @@ class Port:
         most: Most values that an input may have.
         filled: Most values that it may have where a request lists fewer, and leaves out equal ones: those of the largest step.
         once: Entries of a row, of an input that is the same in all rows, see `Ports.sharing`; else 0.
+        reads_texts: True where strings may come as `Texts`.
     """
 
     dtype: str
@@ -42,6 +44,7 @@ class Port:
     most: int = field(default=1 << 62, compare=False)
     filled: int = field(default=1 << 62, compare=False)
     once: int = field(default=0, compare=False)
+    reads_texts: bool = field(default=False, compare=False)
 
     @property
     def said(self) -> str:
@@ -70,7 +73,11 @@ class Ports:
         users: Most users of a step.
         batches: Rows of the steps that were prepared, ascending; empty where shapes are fixed.
         example: Request that is legal, where one is known; else empty.
+        before: Makes what steps take of each request; None: that is the request itself. See `behind`.
     """
+
+    before: HostProgram | None = None
+    _given: Ports
 
     def __init__(
         self,
@@ -143,6 +150,23 @@ class Ports:
             found.inputs[name] = replace(port, shape=(None, *port.shape[1:]), most=most, once=entries)
         return found
 
+    def behind(
+        self, before: HostProgram, shapes: Mapping[int, Mapping[str, Shape]], entries: Mapping[str, int]
+    ) -> Ports:
+        """Ports whose steps take what a program makes of a request, row by row: whoever brings it runs that, in whatever process.
+
+        Args:
+            before: The program.
+            shapes: As of `Ports`, of what steps take.
+            entries: Of these, the entries of a row.
+        """
+        own = {**self.example, **before.step(self.example)}
+        types = {name: own[name].dtype for name in entries}
+        found = Ports(types, shapes, (entries, self._made), self._mixes, example=own)
+        found.before, found._given, found.example = before, self, self.example
+        found.inputs = {name: replace(one, reads_texts=one.dtype == _TEXT.name) for name, one in self.inputs.items()}
+        return found
+
     def on_host(self) -> Ports:
         """A copy that takes no tensor of the device as it is."""
         found = copy.copy(self)
@@ -177,21 +201,23 @@ class Ports:
         Raises:
             EngineError: An input is missing or unknown, or has another type or shape than it must.
         """
+        if self.before is None:
+            return self._checked(feeds)
+        given, rows, _ = self._given._checked(feeds)
+        (arrays,) = self.of_users(given if rows else {**given, **self._given._row})
+        return arrays, rows, self.key(arrays)
+
+    def _checked(self, feeds: Feeds) -> tuple[Feeds, int, Hashable]:
         # A short way for most requests: a dictionary of all inputs, each an array of the right type and shape.
         if self.joins and type(feeds) is dict and len(feeds) == len(self._wanted):
             first, count = self._counted
             value = feeds.get(first)
-            rows = len(value) // count if type(value) is np.ndarray and value.ndim else 0
+            rows = len(value) // count if isinstance(value, np.ndarray) and value.ndim else 0
             if 0 < rows <= self.batches[-1]:
                 if rows not in self._exact:
                     self._exact[rows] = [(name, dtype, self._shape(name, rows)) for name, dtype, _, _ in self._wanted]
-                for name, dtype, shape in self._exact[rows]:
-                    value = feeds.get(name)
-                    if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
-                        break
-                else:
-                    if all(all_bytes(feeds[name]) for name in self._texts):
-                        return feeds, rows, self.key(feeds)
+                if all(_is_own(feeds.get(name), dtype, shape) for name, dtype, shape in self._exact[rows]):
+                    return feeds, rows, self.key(feeds)
         if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
             raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
@@ -218,6 +244,7 @@ class Ports:
         return arrays | ({USERS: several} if several.any() else {}), rows
 
     def _taken(self, name: str, value: Any) -> Any:
+        value = as_objects(value)
         if self._device is not None and name not in self._shared and lies_on(value, self._device):
             return tensor(name, value, settled=True)
         return as_array(name, value) if is_array(value) or is_tensor(value) else value
@@ -284,6 +311,9 @@ class Ports:
 
     def of_users(self, feeds: Arrays) -> list[Feeds]:
         """Legal inputs of a step as requests of one user each."""
+        if self.before is not None:
+            made = {**feeds, **self.before.step(feeds)}
+            return [{name: made[name] for name in self._entries}]
         if self.users == 1:
             return [self._once.of(feeds)]
         arrays, rows, _ = self.check(feeds)
@@ -354,6 +384,13 @@ class Ports:
                 answers[-1][name] = value[start * made : end * made] if made else _copied(value) if start else value
             start = end
         return answers
+
+
+def _is_own(value: Any, dtype: np.dtype[Any], shape: Shape) -> bool:
+    """True if a value is an array of the right type and shape, and of strings holds no others."""
+    kind, texts = type(value), dtype == _TEXT
+    own = kind is np.ndarray and value.shape == shape and value.dtype == dtype and not (texts and not all_bytes(value))
+    return own or (texts and kind is Texts and bool(value.shape == shape))
 
 
 def _first_row(shape: Shape, dtype: np.dtype[Any], entries: int, example: NDArray[Any] | None) -> NDArray[Any]:

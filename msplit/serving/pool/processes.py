@@ -298,7 +298,8 @@ class ProcessSteps(PoolSteps):
             if member.process is not None:
                 self._given.bring(member.process, self._is_over)
             line = ProcessLine(member.place, member.address, self._is_over)
-            if (line.hello.sizes, line.hello.ports.inputs) != (known.sizes, known.ports.inputs):
+            ports, before = line.hello.ports, known.ports
+            if (line.hello.sizes, ports.inputs, ports.before) != (known.sizes, before.inputs, before.before):
                 raise EngineError("the model has changed since the pool was opened", fix="open another pool")
             with self._lock:
                 go_on(self._is_over)

@@ -130,23 +130,13 @@ class SimulatedSlot:
         self._slot.close()
 
 
-class AroundDevice(Protocol):
-    """What the host runs around the device part of a step."""
-
-    def run(self, feeds: Feeds) -> tuple[Feeds, Answer]:
-        """Inputs of the device part, and outputs that are there already."""
-
-    def finish(self, feeds: Feeds, made: Answer) -> Answer:
-        """Outputs of the model, of what the device part made."""
-
-
 class HostedSlot(Slot):
     """Slot whose steps have a host part that takes little, or several users: whoever starts a step runs what is in front of the device, and
     whoever takes the outputs what is behind. In threads of its own it would wait for Python's lock longer than it runs.
 
     Args:
         slot: Runs the device part.
-        hosts: By bucket, the host part; empty where there is none.
+        hosts: By bucket, the host part (`HostPart` of the engine); empty where there is none.
         made: By bucket, type and shape of what the device part is fed.
         once: By bucket, inputs of the device part of which one row is read for each user.
         ports: Joins requests.
@@ -155,7 +145,7 @@ class HostedSlot(Slot):
     def __init__(
         self,
         slot: Slot,
-        hosts: Mapping[int, AroundDevice],
+        hosts: Mapping[int, Any],
         made: Mapping[int, Mapping[str, tuple[str, tuple[int, ...]]]],
         once: Mapping[int, UserRows],
         ports: Ports,

@@ -7,7 +7,9 @@ other and with the model; only what fits becomes an array.
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from msplit.engines.host.hashing import strings_in
+from msplit.engines.host.hashing import VIEW, Texts, strings_in, values_of
 from msplit.errors import LoadError
 from msplit.formats import tensors as protos
 from msplit.formats import wire
@@ -50,7 +52,8 @@ class Input:
         count: Number of values that came.
         load: Makes an array of them.
         fills: True if the last value stands for all that are left out, as in a TensorProto.
-        span: Where its values begin and end, if these bytes are those of the array, whatever they are.
+        span: Where its values begin and end, if these bytes are those of the array, whatever they are; of strings any place, if they are
+            listed and nothing else is.
     """
 
     name: str
@@ -253,12 +256,8 @@ def infer_request(data: bytes) -> tuple[Any, Inputs]:
 
 # --- Requests like those before
 
-_MOST_LENGTHS = 256
-"""Lengths of requests for which layouts are kept."""
-_EACH = 4
-"""Layouts of one length."""
-_MOST_SAME = 1 << 16
-"""Bytes of a layout."""
+_MOST_LAYOUTS = 1024
+"""Requests of which layouts are kept."""
 _VIEWED = 1 << 16
 """Bytes from which on an input is a view of its request. To copy fewer takes less than all else, and aligns them."""
 
@@ -267,13 +266,11 @@ class _Layout(NamedTuple):
     """Request that was read, apart from its values.
 
     Attributes:
-        same: Where each part that is no value begins and ends, and its bytes.
         request: The message without its inputs.
         ports: Inputs of the model that it was read for.
-        places: Name, shape and type of each input, and where its values begin.
+        places: Name, shape and type of each input, and the number of the first of its values among all.
     """
 
-    same: tuple[tuple[int, int, bytes], ...]
     request: Any
     ports: Mapping[str, Port]
     places: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]
@@ -288,17 +285,7 @@ class Reader:
     """
 
     def __init__(self, read: Callable[[bytes], tuple[Any, Inputs]]) -> None:
-        self._read, self._known = read, dict[int, tuple[_Layout, ...]]()
-
-    def knows(self, data: bytes) -> _Layout | None:
-        """Layout of a request that is like one before."""
-        for layout in self._known.get(len(data), ()):
-            for start, end, same in layout.same:
-                if data[start:end] != same:
-                    break
-            else:
-                return layout
-        return None
+        self._read, self._infers, self._known = read, read is infer_request, dict[bytes, _Layout]()
 
     def parts(self, data: bytes) -> Parts:
         """A request.
@@ -306,38 +293,46 @@ class Reader:
         Raises:
             Refusal: It is none of its kind.
         """
-        layout = self.knows(data)
+        rest, values = values_of(data, infers=self._infers) or (b"", memoryview(b""))
+        layout = self._known.get(rest)
         request, inputs = self._read(data) if layout is None else (layout.request, None)
+        placed = None if layout is None else _placed(data, values, layout)
 
         def feeds(ports: Mapping[str, Port]) -> Mapping[str, NDArray[Any]]:
-            if layout is not None and layout.ports is ports:
-                return _placed(data, layout)
+            if placed is not None and layout is not None and layout.ports is ports:
+                return placed
             found = (inputs or self._read(data)[1])(ports)
             refuse_missing(found, ports)
             arrays = {name: one.array(ports[name]) for name, one in found.items()}
-            self._learn(data, request, ports, found)
+            self._learn(rest, request, ports, found)
             return arrays
 
         return Parts(request, feeds)
 
-    def _learn(self, data: bytes, request: Any, ports: Mapping[str, Port], found: Mapping[str, Input]) -> None:
+    def _learn(self, rest: bytes, request: Any, ports: Mapping[str, Port], found: Mapping[str, Input]) -> None:
         """Keeps the layout of a request whose inputs are right whatever their values are."""
-        spans, size = sorted([one.span for one in found.values() if one.span]), len(data)
-        if len(spans) < len(found) or size - sum([end - start for start, end in spans]) > _MOST_SAME:
-            return
-        cuts = zip([0, *[end for _, end in spans]], [*[start for start, _ in spans], size], strict=True)
-        same = tuple([(start, end, data[start:end]) for start, end in cuts])
-        places = tuple([(name, one.shape, one.dtype, one.span[0]) for name, one in found.items() if one.span])
-        if len(self._known) >= _MOST_LENGTHS:
-            self._known.clear()
-        self._known[size] = (_Layout(same, request, ports, places), *self._known.get(size, ())[: _EACH - 1])
+        counts = [one.count if one.dtype.hasobject else 1 for one in found.values()]
+        plain = all(one.span and (ports[name].reads_texts or not one.dtype.hasobject) for name, one in found.items())
+        if plain and rest and sum(counts) == int.from_bytes(rest[:8], sys.byteorder):  # no input has others
+            firsts = itertools.accumulate(counts, initial=0)
+            places = [
+                (name, one.shape, one.dtype, first) for (name, one), first in zip(found.items(), firsts, strict=False)
+            ]
+            if len(self._known) >= _MOST_LAYOUTS:
+                self._known.clear()
+            self._known[rest] = _Layout(request, ports, tuple(places))
 
 
-def _placed(data: bytes, layout: _Layout) -> dict[str, NDArray[Any]]:
-    arrays = {}
-    for name, shape, dtype, start in layout.places:
-        array: NDArray[Any] = np.ndarray(shape, dtype, data, start)
-        arrays[name] = array if array.nbytes >= _VIEWED else array.copy()
+def _placed(data: bytes, values: memoryview, layout: _Layout) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, shape, dtype, first in layout.places:
+        if dtype.hasobject:
+            own = values[2 * first : 2 * (first + math.prod(shape))].tobytes()
+            arrays[name] = texts = Texts(shape, VIEW, own)
+            texts.held = data
+        else:
+            array: NDArray[Any] = np.ndarray(shape, dtype, data, values[2 * first])
+            arrays[name] = array if array.nbytes >= _VIEWED else array.copy()
     return arrays
 
 
@@ -429,7 +424,7 @@ def _all_texts(
     shape = _shape(dims, name)
     if count != math.prod(shape):
         return None
-    return Input(name, np.dtype(object), shape, count, lambda: np.fromiter(texts[:], object, count))
+    return Input(name, np.dtype(object), shape, count, lambda: np.fromiter(texts[:], object, count), span=(0, 0))
 
 
 def _last(data: bytes, spans: Iterable[Span], number: int) -> Span:

@@ -50,6 +50,7 @@ class HostPart:
         once: What runs before that, on one row of each user; None where nothing does.
         spread: Entries of a row of what that makes, and what is in front, the device or the caller takes with all rows.
         reads: Inputs of the model that what is in front reads, where something runs `once`.
+        apart: Entries of a row of what the device is handed, where it can make that of any rows without the others, and makes nothing else.
     """
 
     feeds: Mapping[str, Key]
@@ -65,6 +66,7 @@ class HostPart:
     once: HostStage | None = None
     spread: Mapping[str, int] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
+    apart: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, flat: FlatGraph, partition: Partition, options: HostOptions, origin: Mapping[Key, Key]) -> HostPart:
@@ -223,6 +225,7 @@ class HostPart:
             "nodes": self.nodes,
             "handed_on": dict(self.handed_on),
             "made": list(self.made),
+            "apart": dict(self.apart),
             **({"shared": self.shared.packed(), "counted": list(self.counted)} if self.shared.entries else {}),
             **({"spread": dict(self.spread), "reads": list(self.reads)} if self.once is not None else {}),
         }
@@ -275,6 +278,7 @@ class HostPart:
             stage(data.get("once")),
             spread,
             tuple(map(str, data.get("reads", ()))),
+            {str(name): int(one) for name, one in data.get("apart", {}).items()},
         )
 
 
