@@ -31,7 +31,7 @@ from torch import Tensor
 from msplit.engines.cuda.device.capture import capture, is_capturing, no_capture
 from msplit.engines.cuda.device.device import Device, new_stream, pin, runtime
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.ir.program import copy_array, seen_by
+from msplit.engines.cuda.ir.program import copy_array, place_of, seen_by
 from msplit.engines.cuda.kernels.launch import Code, can_launch, is_precompiling, launch
 from msplit.engines.cuda.kernels.tiles import power_of_two
 from msplit.engines.table_rows import (
@@ -353,7 +353,7 @@ class HostTables:
     def cached(self, arrays: Sequence[NDArray[Any]], capacity: int, pack: bool = False) -> list[Tensor]:
         """Tables of one width and type, with a cache for so many of their rows: those that were made of these arrays before, while
         somebody holds them, or new ones. With `pack` rows are packed, those of integers are already."""
-        key = (capacity, pack, *map(id, arrays))
+        key = (capacity, pack, *map(place_of, arrays))
         made = [reference() for reference in self._made.get(key, ())]
         if made and all(one is not None for one in made):
             return [one for one in made if one is not None]

@@ -40,6 +40,9 @@ from msplit.shapes.registry import MAX_RANK, SHAPE_FUNCTIONS, Shape
 from msplit.shapes.registry import Node as ShapeNode
 from msplit.shapes.result import CONTRADICTION
 
+_LARGE = 1 << 20
+"""Bytes of a table from which on something stands for it while shapes are found: it is neither read nor copied for that."""
+
 
 class Tracer:
     """The state of one trace: what runs each op, and what it has learned."""
@@ -47,6 +50,7 @@ class Tracer:
     def __init__(self, graph: OpGraph, device: torch.device, nchw: bool) -> None:
         self.graph, self.device, self.nchw = graph, device, nchw
         self.measures = device.type == "cuda"  # whether layouts of weights are measured
+        self.only_shapes = False  # whether something may stand for large tables, of which no rows are read
         self.most_unrolled: int | None = None  # ops that loops may become; as many as ever where it is None
         self.values: dict[Key, torch.Tensor] = {}
         self.static: dict[Key, NDArray[Any]] = dict(graph.constants)
@@ -174,11 +178,17 @@ class Tracer:
 
     @functools.cached_property
     def _hosted(self) -> dict[Key, torch.Tensor]:
-        """Tables that lie in the host's memory, where the graph has less memory for them than they take."""
-        memory = self.graph.table_memory
+        """Tables that lie in the host's memory, where the graph has less memory for them than they take; or what stands for large ones."""
+        memory, arrays = self.graph.table_memory, self.graph.constants
+        if self.only_shapes:
+            large = [key for key in lookup_tables(self.graph) if arrays[key].nbytes >= _LARGE]
+            zero = {
+                key: torch.zeros((), dtype=torch_dtype(arrays[key].dtype.name), device=self.device) for key in large
+            }
+            return {key: one.expand(arrays[key].shape) for key, one in zero.items()}
         if memory is None or self.device.type == "meta":
             return {}
-        keys, arrays = lookup_tables(self.graph), self.graph.constants
+        keys = lookup_tables(self.graph)
         others = {key for op in self.graph.ops.values() if op.op != "_Columns" for key in op.inputs}
         alone = [number for number, key in enumerate(keys) if key not in others]
         found = Device.of(self.device).owned(HostTables).place([arrays[key] for key in keys], memory, alone)
