@@ -450,14 +450,12 @@ BURST_SECONDS = 0.003
 
 LEAST_BURST, MOST_BURST = 4, 40
 
-_WARMING = 64
-"""Bursts in which a cache of the host's tables takes in what steps look up: before that, all ways to run them wait for the bus alike."""
-
 
 def side_by_side(running: Sequence[Executable], rounds: int, chance: random.Random) -> list[list[float]]:
     """Times executables in turn: seconds of a step of each by the device's clock; in every round a burst of each, in a new order."""
+    # A cache of the host's tables takes in what steps look up first: before that, all wait for the bus alike.
     for executable in running:
-        for _ in range(_WARMING if "host_table_bytes" in executable.facts() else 0):
+        for _ in range(64 if "host_table_bytes" in executable.facts() else 0):
             _device_times(executable, LEAST_BURST)
     bursts = [_burst(executable) for executable in running]
     found: list[list[float]] = [[] for _ in running]

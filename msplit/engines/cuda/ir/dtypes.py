@@ -76,7 +76,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(_BY_BITS[name][0] if name in _BY_BITS else name)
 
 
-_LARGE = 1 << 20
+LARGE = 1 << 20
 """Bytes of an array from which on one copy less counts."""
 
 
@@ -94,7 +94,7 @@ def to_torch(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Ten
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     # Not ascontiguousarray, which makes a scalar a vector. PyTorch shares only writeable memory without a warning.
-    lent = array.nbytes >= _LARGE and torch.device(device).type != "cpu"
+    lent = array.nbytes >= LARGE and torch.device(device).type != "cpu"
     held = array = np.asarray(array, order="C") if array.flags.writeable or lent else np.array(array, order="C")
     if not array.flags.writeable:  # it is copied from where it is, and only read
         memory: Any = (ctypes.c_ubyte * array.nbytes).from_address(held.ctypes.data)

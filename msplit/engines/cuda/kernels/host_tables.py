@@ -218,8 +218,7 @@ class RowCache:
         # If more were noted than may come in, one of each so many neighbours: no lookup is always the last one.
         number = missed.cumsum(0)
         target = torch.where(missed, (number - 1) * count // number[-1:].clamp(min=1), count)
-        rows = torch.full((count + 1,), -1, dtype=torch.int64, device=device)
-        rows = rows.scatter_(0, target, self.notes.long())[:count]
+        rows = each.new_full((count + 1,), -1).scatter_(0, target, self.notes.long())[:count]
         # Each row once: of those that claim it one wins. One that has come in since it was noted is there already.
         known = rows >= 0
         at = torch.where(known, rows, nobody)
@@ -285,14 +284,13 @@ class HostTables:
 
     def __init__(self, device: Device) -> None:
         self._device, self._lock, self._steps = device, threading.RLock(), 0
-        self._filling = False
         self._places: dict[int, CachedTable] = {}  # by the address of a table
         self._made: dict[tuple[Any, ...], list[weakref.ref[Tensor]]] = {}
         self._streams: dict[int, Any] = {}  # on which steps were begun, by CUDA's handle
         self._waited: set[int] = set()  # of those, which wait for the last refresh
         self._fresh: Any = None
         self._own: Any = None
-        self._due = False
+        self._due = self._filling = False
 
     @property
     def caches(self) -> list[RowCache]:

@@ -21,7 +21,7 @@ from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir import program
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
+from msplit.engines.cuda.ir.dtypes import LARGE, dtype_name, to_numpy, to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op, OpGraph, apart, gpus_of, mutated
 from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, depends_on_values, evaluate, static_slots
 from msplit.engines.cuda.ir.lowering import Lowering, table
@@ -40,9 +40,6 @@ from msplit.shapes.registry import MAX_RANK, SHAPE_FUNCTIONS, Shape
 from msplit.shapes.registry import Node as ShapeNode
 from msplit.shapes.result import CONTRADICTION
 
-_LARGE = 1 << 20
-"""Bytes of a table from which on something stands for it while shapes are found: it is neither read nor copied for that."""
-
 
 class Tracer:
     """The state of one trace: what runs each op, and what it has learned."""
@@ -50,7 +47,7 @@ class Tracer:
     def __init__(self, graph: OpGraph, device: torch.device, nchw: bool) -> None:
         self.graph, self.device, self.nchw = graph, device, nchw
         self.measures = device.type == "cuda"  # whether layouts of weights are measured
-        self.only_shapes = False  # whether something may stand for large tables, of which no rows are read
+        self.only_shapes = False  # whether something stands for large tables, which are not read nor copied then
         self.most_unrolled: int | None = None  # ops that loops may become; as many as ever where it is None
         self.values: dict[Key, torch.Tensor] = {}
         self.static: dict[Key, NDArray[Any]] = dict(graph.constants)
@@ -181,10 +178,8 @@ class Tracer:
         """Tables that lie in the host's memory, where the graph has less memory for them than they take; or what stands for large ones."""
         memory, arrays = self.graph.table_memory, self.graph.constants
         if self.only_shapes:
-            large = [key for key in lookup_tables(self.graph) if arrays[key].nbytes >= _LARGE]
-            zero = {
-                key: torch.zeros((), dtype=torch_dtype(arrays[key].dtype.name), device=self.device) for key in large
-            }
+            large = [key for key in lookup_tables(self.graph) if arrays[key].nbytes >= LARGE]
+            zero = {key: to_torch(np.zeros((), arrays[key].dtype), self.device) for key in large}
             return {key: one.expand(arrays[key].shape) for key, one in zero.items()}
         if memory is None or self.device.type == "meta":
             return {}
