@@ -450,15 +450,13 @@ BURST_SECONDS = 0.003
 
 LEAST_BURST, MOST_BURST = 4, 40
 
-_WARMING, _MOST_WARM, _GROWS = 17, 100, 0.001
-"""Steps that a cache of the host's tables is given at a time, in which rows come in and are counted; how often at most; and how much more
-it has to find of all rows to be given more."""
-
 
 def side_by_side(running: Sequence[Executable], rounds: int, chance: random.Random) -> list[list[float]]:
     """Times executables in turn: seconds of a step of each by the device's clock; in every round a burst of each, in a new order."""
+    # A cache of the host's tables takes in what steps look up first: before that, all wait for the bus alike.
     for executable in running:
-        _warm(executable)
+        for _ in range(64 if "host_table_bytes" in executable.facts() else 0):
+            _device_times(executable, LEAST_BURST)
     bursts = [_burst(executable) for executable in running]
     found: list[list[float]] = [[] for _ in running]
     collecting = gc.isenabled()
@@ -472,18 +470,6 @@ def side_by_side(running: Sequence[Executable], rounds: int, chance: random.Rand
         if collecting:
             gc.enable()
     return found
-
-
-def _warm(executable: Executable) -> None:
-    """Has a cache of the host's tables take in what the steps look up, until it finds no more of that: all wait for the bus before."""
-    rate, looked_up, found = -1.0, 0, 0
-    for _ in range(_MOST_WARM if "host_table_bytes" in executable.facts() else 0):
-        _device_times(executable, _WARMING)
-        facts, before = executable.facts(), (looked_up, found)
-        looked_up, found = facts["table_rows_looked_up"], facts["table_rows_found"]
-        if found - before[1] <= (rate + _GROWS) * (looked_up - before[0]):
-            return
-        rate = (found - before[1]) / (looked_up - before[0])
 
 
 def _burst(executable: Executable) -> int:

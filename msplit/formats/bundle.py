@@ -23,6 +23,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import google_crc32c
 import numpy as np
@@ -307,6 +308,24 @@ def saved_as(model: Model, nodes: Iterable[str]) -> dict[str, CheckpointEntry]:
     return found
 
 
+_opened: WeakKeyDictionary[Model, tuple[list[Any], Checkpoint]] = WeakKeyDictionary()
+"""The checkpoint of each model that was verified last, and its files as they were: while these are the same, they are not read again, and
+tensors are the same memory."""
+
+
+def _verified(model: Model, prefix: Path) -> Checkpoint:
+    saved = Checkpoint(prefix)
+    with os.scandir(prefix.parent) as found:
+        looks = [(one.path, one.stat()) for one in found if one.name.startswith(f"{prefix.name}.")]
+    files = sorted((path, own.st_ino, own.st_size, own.st_mtime_ns) for path, own in looks)
+    before, known = _opened.get(model, (None, saved))
+    if files and before == files:
+        return known
+    saved.verify()
+    _opened[model] = files, saved
+    return saved
+
+
 def variables(
     model: Model, nodes: Iterable[str] | None = None, *, checkpoint: str | Path | None = None
 ) -> dict[str, NDArray[Any]]:
@@ -328,8 +347,7 @@ def variables(
         wanted = [name for name, op in zip(graph.names, graph.ops, strict=True) if op in VARIABLES]
     elif not (wanted := list(nodes)):
         return {}
-    saved = Checkpoint(_prefix(model, checkpoint))
-    saved.verify()
+    saved = _verified(model, _prefix(model, checkpoint))
     places = saved_as(model, wanted)
     values = {}
     for name in wanted:

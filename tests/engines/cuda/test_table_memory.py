@@ -6,6 +6,7 @@ import gc
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import msplit
+from msplit import formats
 from msplit.engines.base import side_by_side
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels import host_tables
@@ -499,3 +501,21 @@ def test_the_tables_that_leave_the_device_are_those_that_were_rounded(saved: Pat
     assert divided([7, 5, 5, 1], 12, first=[1]) == ([0, 1], 6)
     assert divided([7, 5, 5, 1], 12, first=[2]) == ([0, 2], 6)
     assert divided([7, 5, 5, 1], 12) == ([0, 2], 6)
+
+
+def test_a_checkpoint_is_read_once_and_again_where_it_was_changed(saved: Path, tmp_path: Path) -> None:
+    """Tensors of both reads are the same memory, so that tables of both lie on a device, or beside it, once."""
+    path = tmp_path / "model"
+    shutil.copytree(saved, path)
+    model = msplit.load(path).model
+    first, second = (formats.variables(model)["table_2"] for _ in range(2))
+    assert first.ctypes.data == second.ctypes.data
+    (shard,) = (path / "variables").glob("*.data-*")
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.unlink()
+    shard.write_bytes(data)
+    with pytest.raises(MsplitError, match="does not fit its checksum"):
+        formats.variables(model)
+    with pytest.raises(MsplitError, match="does not fit its checksum"):
+        formats.variables(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import ml_dtypes
@@ -75,6 +76,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(_BY_BITS[name][0] if name in _BY_BITS else name)
 
 
+LARGE = 1 << 20
+"""Bytes of an array from which on one copy less counts."""
+
+
 def to_torch(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Tensor:
     """The array as a tensor of the same shape, dtype and bits on the device.
 
@@ -89,7 +94,11 @@ def to_torch(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Ten
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     # Not ascontiguousarray, which makes a scalar a vector. PyTorch shares only writeable memory without a warning.
-    array = np.asarray(array, order="C") if array.flags.writeable else np.array(array, order="C")
+    lent = array.nbytes >= LARGE and torch.device(device).type != "cpu"
+    held = array = np.asarray(array, order="C") if array.flags.writeable or lent else np.array(array, order="C")
+    if not array.flags.writeable:  # it is copied from where it is, and only read
+        memory: Any = (ctypes.c_ubyte * array.nbytes).from_address(held.ctypes.data)
+        array = np.frombuffer(memory, array.dtype).reshape(array.shape)
     tensor = torch.from_numpy(array.view(_BY_BITS[name][1]) if name in _BY_BITS else array)
     return (tensor.view(dtype) if name in _BY_BITS else tensor).to(device)
 

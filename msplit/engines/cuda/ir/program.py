@@ -280,16 +280,21 @@ def _fits(tensor: torch.Tensor) -> bool:
     return not tensor.is_cuda or tensor.nbytes < torch.cuda.mem_get_info(tensor.device)[0] // 4
 
 
+def place_of(array: NDArray[Any]) -> tuple[Any, ...]:
+    """Where an array lies, and how: arrays of which this is equal are the same memory, as parts of one file are that were read twice."""
+    return array.ctypes.data, array.shape, array.strides, array.dtype
+
+
 class Placed:
     """Constants that lie on a device, which owns this, by the arrays that they were made of: programs of one graph share them."""
 
     def __init__(self, device: Device) -> None:
         self._place = device.place
-        self._made: dict[int, tuple[weakref.ref[NDArray[Any]], weakref.ref[torch.Tensor]]] = {}
+        self._made: dict[Any, tuple[weakref.ref[NDArray[Any]], weakref.ref[torch.Tensor]]] = {}
 
     def of(self, array: NDArray[Any]) -> torch.Tensor:
         """The array on the device: what lies there as long as somebody holds it, or else a new one."""
-        number = id(array)
+        number = place_of(array)
         _, made = self._made.get(number, (None, None))
         tensor = None if made is None else made()
         if tensor is None:

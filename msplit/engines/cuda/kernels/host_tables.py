@@ -31,7 +31,7 @@ from torch import Tensor
 from msplit.engines.cuda.device.capture import capture, is_capturing, no_capture
 from msplit.engines.cuda.device.device import Device, new_stream, pin, runtime
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.ir.program import copy_array, seen_by
+from msplit.engines.cuda.ir.program import copy_array, place_of, seen_by
 from msplit.engines.cuda.kernels.launch import Code, can_launch, is_precompiling, launch
 from msplit.engines.cuda.kernels.tiles import power_of_two
 from msplit.engines.table_rows import (
@@ -218,8 +218,7 @@ class RowCache:
         # If more were noted than may come in, one of each so many neighbours: no lookup is always the last one.
         number = missed.cumsum(0)
         target = torch.where(missed, (number - 1) * count // number[-1:].clamp(min=1), count)
-        rows = torch.full((count + 1,), -1, dtype=torch.int64, device=device)
-        rows = rows.scatter_(0, target, self.notes.long())[:count]
+        rows = each.new_full((count + 1,), -1).scatter_(0, target, self.notes.long())[:count]
         # Each row once: of those that claim it one wins. One that has come in since it was noted is there already.
         known = rows >= 0
         at = torch.where(known, rows, nobody)
@@ -285,14 +284,13 @@ class HostTables:
 
     def __init__(self, device: Device) -> None:
         self._device, self._lock, self._steps = device, threading.RLock(), 0
-        self._filling = False
         self._places: dict[int, CachedTable] = {}  # by the address of a table
         self._made: dict[tuple[Any, ...], list[weakref.ref[Tensor]]] = {}
         self._streams: dict[int, Any] = {}  # on which steps were begun, by CUDA's handle
         self._waited: set[int] = set()  # of those, which wait for the last refresh
         self._fresh: Any = None
         self._own: Any = None
-        self._due = False
+        self._due = self._filling = False
 
     @property
     def caches(self) -> list[RowCache]:
@@ -353,7 +351,7 @@ class HostTables:
     def cached(self, arrays: Sequence[NDArray[Any]], capacity: int, pack: bool = False) -> list[Tensor]:
         """Tables of one width and type, with a cache for so many of their rows: those that were made of these arrays before, while
         somebody holds them, or new ones. With `pack` rows are packed, those of integers are already."""
-        key = (capacity, pack, *map(id, arrays))
+        key = (capacity, pack, *map(place_of, arrays))
         made = [reference() for reference in self._made.get(key, ())]
         if made and all(one is not None for one in made):
             return [one for one in made if one is not None]

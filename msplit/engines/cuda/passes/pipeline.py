@@ -241,9 +241,7 @@ PIPELINE = (
     Pass("sum_in_updates", _pure(updates.sum_in_updates)),
     # Behind what joins an op with its neighbours, before what joins branches.
     Pass("split_graph", _split_graph, option=""),
-    Pass(
-        "fuse_lookups", lambda graph, context: fuse_lookups(graph, together=context.group), option="", phase=_GROUPING
-    ),
+    Pass("fuse_lookups", lambda graph, one: fuse_lookups(graph, together=one.group), option="", phase=_GROUPING),
     Pass("keep_boundaries", _pure(_keep_boundaries)),  # lookups are proved and fused by the attribute
     Pass("batch_branches", _pure(batch_branches), option="group", phase=_GROUPING),
     Pass("merge_row_updates", _pure(updates.merge_row_updates), option="group", phase=_GROUPING),

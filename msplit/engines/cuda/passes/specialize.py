@@ -50,7 +50,7 @@ def specialize(
         EngineError: An op failed on these shapes; the message names the node.
     """
     tracer = tracer or Tracer(graph, device, nchw=False)
-    tracer.measures = False
+    tracer.measures, tracer.only_shapes = False, True
     tracer.feed(feeds)
     names: dict[Key, Key] = {}  # what was proved to be another value
     kept: dict[int, Op] = {}

@@ -21,7 +21,7 @@ from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir import program
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
+from msplit.engines.cuda.ir.dtypes import LARGE, dtype_name, to_numpy, to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op, OpGraph, apart, gpus_of, mutated
 from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, depends_on_values, evaluate, static_slots
 from msplit.engines.cuda.ir.lowering import Lowering, table
@@ -47,6 +47,7 @@ class Tracer:
     def __init__(self, graph: OpGraph, device: torch.device, nchw: bool) -> None:
         self.graph, self.device, self.nchw = graph, device, nchw
         self.measures = device.type == "cuda"  # whether layouts of weights are measured
+        self.only_shapes = False  # whether something stands for large tables, which are not read nor copied then
         self.most_unrolled: int | None = None  # ops that loops may become; as many as ever where it is None
         self.values: dict[Key, torch.Tensor] = {}
         self.static: dict[Key, NDArray[Any]] = dict(graph.constants)
@@ -174,11 +175,15 @@ class Tracer:
 
     @functools.cached_property
     def _hosted(self) -> dict[Key, torch.Tensor]:
-        """Tables that lie in the host's memory, where the graph has less memory for them than they take."""
-        memory = self.graph.table_memory
+        """Tables that lie in the host's memory, where the graph has less memory for them than they take; or what stands for large ones."""
+        memory, arrays = self.graph.table_memory, self.graph.constants
+        if self.only_shapes:
+            large = [key for key in lookup_tables(self.graph) if arrays[key].nbytes >= LARGE]
+            zero = {key: to_torch(np.zeros((), arrays[key].dtype), self.device) for key in large}
+            return {key: one.expand(arrays[key].shape) for key, one in zero.items()}
         if memory is None or self.device.type == "meta":
             return {}
-        keys, arrays = lookup_tables(self.graph), self.graph.constants
+        keys = lookup_tables(self.graph)
         others = {key for op in self.graph.ops.values() if op.op != "_Columns" for key in op.inputs}
         alone = [number for number, key in enumerate(keys) if key not in others]
         found = Device.of(self.device).owned(HostTables).place([arrays[key] for key in keys], memory, alone)

@@ -126,9 +126,6 @@ MOST_COPIES = 100
 LANE_US = 20.0
 """Side by side, a chain of copies takes about so long on each lane."""
 
-_LOOKED_UP = 64
-"""Times that rows are looked up before that is timed, so that a cache of the host's tables has them."""
-
 TINY = 1.2
 """Kernels that take up to so many times the tiniest one are not run side by side: the device could not start enough of them to tell."""
 
@@ -238,8 +235,6 @@ class _Steps:
         if time.perf_counter() > self.stop:
             return LATE
         try:
-            for _ in range(_LOOKED_UP if step.op.op == "_Columns" and isinstance(self.timer, CudaTimer) else 0):
-                call()
             time_us, share = _time(self.timer, call, self.device, step.bytes)
         except (EngineError, RuntimeError) as problem:
             if torch.cuda.is_available():  # what a failed measurement left comes to an end, its memory is free again

@@ -7,7 +7,7 @@ import torch
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir import program as module
-from msplit.engines.cuda.ir.program import Placed
+from msplit.engines.cuda.ir.program import Placed, place_of
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes import tracing as module_of_traces
 from msplit.engines.cuda.passes.specialize import specialize
@@ -196,7 +196,7 @@ def test_constants_lie_on_a_device_once_and_only_as_long_as_they_are_held(monkey
     assert placed.of(array) is first
     assert placed.of(array.copy()) is not first
     del first
-    assert placed._made[id(array)][1]() is None, "nobody holds it"
+    assert placed._made[place_of(array)][1]() is None, "nobody holds it"
     held = placed.of(array)
     for number in range(100):  # others get its number
         del array
@@ -205,6 +205,21 @@ def test_constants_lie_on_a_device_once_and_only_as_long_as_they_are_held(monkey
     assert held.tolist() == [0, 1, 2]
     del array
     assert not placed._made
+
+
+def test_shapes_are_found_without_a_copy_of_large_tables(monkeypatch):
+    """Which lie in the host's memory or on the device, and may be as large as either."""
+
+    def build(tf, v1):
+        table = tf.constant(np.ones((1 << 14, 32), np.float32))
+        tf.identity(tf.gather(table, v1.placeholder(tf.int32, [None], name="ids")), name="out")
+
+    flat, moved = graph_of(build, outputs=["out"]), []
+    whole = module.to_torch
+    monkeypatch.setattr(module, "to_torch", lambda array, device: moved.append(array.nbytes) or whole(array, device))
+    graph = optimize(flat, {"ids": np.zeros(3, np.int32)}, CPU).graph
+    assert graph.shapes[graph.fetches["out"]] == (3, 32)
+    assert max(moved, default=0) < 1 << 20
 
 
 @pytest.fixture
