@@ -82,11 +82,9 @@ class Driven(Protocol):
 
     def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
         """Takes a request."""
-        ...
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Does what there is to do; whether there is more."""
-        ...
 
 
 class Writer:

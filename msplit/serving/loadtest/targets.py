@@ -47,15 +47,12 @@ class Target(Protocol):
 
     def run(self, table: RequestTable, watch: Watch, timeout: float | None, /) -> Mapping[str, int]:
         """Answers requests until no more will be sent. Returns each error message with its count."""
-        ...
 
     def facts(self) -> Mapping[str, Any]:
         """Facts, such as the counts of a pool."""
-        ...
 
     def close(self) -> None:
         """Gives back everything that it holds."""
-        ...
 
 
 ECHO, ECHO_THREADS = "echo", "echo, threads"
