@@ -95,7 +95,6 @@ def echoes(feeds: Sequence[Arrays], answers: Sequence[Arrays], threads: int) -> 
         return drive(table, echo, feeds, watch, timeout=timeout)
 
     def called(table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
-        del timeout
         return call(table, [echo.step] * threads, feeds, watch)
 
     found: list[Target] = [LocalTarget(ECHO, "answers at once, without running anything", answers, driven)]
@@ -144,7 +143,6 @@ class ProcessTarget:
 
     def run(self, table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
         """Has the processes answer a run, and watches them meanwhile. Returns each error message with its count."""
-        del table
         problems = Counter[str]()
         for process in self._processes:
             process.send(timeout)
