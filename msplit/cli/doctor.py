@@ -96,7 +96,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Looks at everything that msplit can use."""
     return [
-        _python(),
+        Finding("python", OK, f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"),
         *_gpus(),
         *_processes(),
         _torch(),
@@ -106,10 +106,6 @@ def examine() -> list[Finding]:
         *_native(),
         _server(),
     ]
-
-
-def _python() -> Finding:
-    return Finding("python", OK, f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
 def _gpus() -> list[Finding]:

@@ -194,13 +194,9 @@ class Doors:
         )
 
 
-def _dashes(token: str) -> str:
-    """TensorFlow Serving writes `--rest_api_port`."""
-    return token.replace("_", "-")
-
-
+# TensorFlow Serving writes `--rest_api_port`.
 @with_flags
-@click.command(context_settings={"token_normalize_func": _dashes})
+@click.command(context_settings={"token_normalize_func": lambda token: token.replace("_", "-")})
 @click.argument("models", nargs=-1, type=options.PATH)
 @together
 def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching: Batching, doors: Doors) -> None:

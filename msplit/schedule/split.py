@@ -308,7 +308,7 @@ def judge_split(split: SplitProblem, gpu: str, *, streams: int = STREAMS) -> Spl
     if not (split.blocks.kernels > 0).any():
         words = f"{split.gpus} GPUs can not help this model: no node launches a kernel."
         return SplitJudgement("nothing", split.gpus, None, None, words)
-    one = _one(split, streams) if split.fits_one else None
+    one = _one(split, streams) if split.weight_bytes <= split.memory else None
     found = next((way for way in splits(split, streams) if way.several), None)
     if one is None and found is None:
         return SplitJudgement("too large", split.gpus, None, None, _too_large(split, gpu))
