@@ -194,9 +194,8 @@ def _compilers() -> list[Finding]:
     if importlib.util.find_spec("triton") is None:
         triton = Finding("triton", LIMITED, f"not installed: {without}", "pip install triton")
     else:
-        name = " ".join(
-            filter(None, ("Triton", version("triton")))
-        )  # what comes with some builds of PyTorch is called otherwise
+        # The package that comes with some builds of PyTorch is called otherwise.
+        name = " ".join(filter(None, ("Triton", version("triton"))))
         triton = Finding("triton", OK, f"{name} compiles fused kernels and msplit's own")
     found = toolchain().compiler
     if found:

@@ -276,9 +276,8 @@ class CompiledFunction(DisplayMixin):
                 "improve=True is for functions that change no variables",
                 fix='leave it out; with effort="fast" new shapes are ready soon',
             )
-        if (
-            not request.workload.inputs
-        ):  # a step is verified on data that can be trained on, and not on labels that were made up
+        # A step is verified on data that can be trained on, and not on labels that were made up.
+        if not request.workload.inputs:
             request = request.sized(inputs=write_inputs(values, [one.name for one in flat.inputs], path.parent))
         runner = prepare_for(flat, request)
         return _Concrete(runner, exported.structure, trained_by(runner, exported, flat.model), folder)
