@@ -1,7 +1,5 @@
 """Reads and writes GraphDef, MetaGraphDef and SavedModel."""
 
-from __future__ import annotations
-
 from msplit.formats.atomic import write_bytes_atomic as write_bytes_atomic
 from msplit.formats.bundle import differs as differs
 from msplit.formats.bundle import saved_as as saved_as

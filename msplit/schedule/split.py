@@ -79,8 +79,7 @@ def _starts(split: SplitProblem, streams: int) -> list[tuple[str, Ints]]:
     found = [("blocks", free)]
     packed = _packed(split)
     if packed is not None:
-        found.append(("tables", np.where(packed < 0, 0, packed).astype(np.int32)))
-        found.append(("tables and blocks", packed))
+        found += [("tables", np.where(packed < 0, 0, packed).astype(np.int32)), ("tables and blocks", packed)]
     if len(split.blocks):
         group = coarsen(split.blocks, 2 * split.link.copy_us)
         whole = _earliest(_grouped(split, group, streams), np.full(group.max() + 1, NOT_PLACED, np.int32), 1)
