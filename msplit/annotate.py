@@ -33,7 +33,6 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 from functools import WRAPPER_UPDATES, cache, wraps
-from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar
 
 from msplit.core.arguments import whole
@@ -93,9 +92,7 @@ class _Scope:
         _annotations.set((*_annotations.get(), _Annotation(stream_id, self.include_grad, graph, self, size)))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         annotations = _annotations.get()
         last = max(place for place, one in enumerate(annotations) if one.scope is self)
         _annotations.set(annotations[:last] + annotations[last + 1 :])

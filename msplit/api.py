@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from msplit import rules
 from msplit.assignment import analysis, assignment, model
-from msplit.assignment.analysis import Analysis
-from msplit.assignment.assignment import EMITS, Assigned, StreamLoad, check_places, emit
-from msplit.assignment.model import load, strip
-from msplit.assignment.replicate import Replicated, Replication, replicate
+from msplit.assignment.analysis import Analysis as Analysis
+from msplit.assignment.assignment import EMITS as EMITS
+from msplit.assignment.assignment import Assigned as Assigned
+from msplit.assignment.assignment import StreamLoad as StreamLoad
+from msplit.assignment.assignment import check_places as check_places
+from msplit.assignment.assignment import emit as emit
+from msplit.assignment.model import load as load
+from msplit.assignment.model import strip as strip
+from msplit.assignment.replicate import Replicated as Replicated
+from msplit.assignment.replicate import Replication as Replication
+from msplit.assignment.replicate import replicate as replicate
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import DEFAULT_GPU
@@ -27,61 +34,29 @@ from msplit.shapes import Shapes
 
 if TYPE_CHECKING:
     from msplit.assignment.plans import ChoosesPlan
-    from msplit.benchmark.benchmark import bench
-    from msplit.benchmark.comparison import Compared
-    from msplit.benchmark.results import Bench
+    from msplit.benchmark.benchmark import bench as bench
+    from msplit.benchmark.comparison import Compared as Compared
+    from msplit.benchmark.results import Bench as Bench
     from msplit.engines.cuda.engine import CompiledVariant
-    from msplit.run.build import Build, build, open
-    from msplit.run.function import CompiledFunction, compile
-    from msplit.run.prepare import prepare
-    from msplit.run.request import BenchOptions, BuildOptions, RunOptions, StepOptions, TuneSettings
-    from msplit.run.runner import Runner
-    from msplit.run.tuning import Tuned
+    from msplit.run.build import Build as Build
+    from msplit.run.build import build as build
+    from msplit.run.build import open as open
+    from msplit.run.function import CompiledFunction as CompiledFunction
+    from msplit.run.function import compile as compile
+    from msplit.run.prepare import prepare as prepare
+    from msplit.run.request import BenchOptions as BenchOptions
+    from msplit.run.request import BuildOptions as BuildOptions
+    from msplit.run.request import RunOptions as RunOptions
+    from msplit.run.request import StepOptions as StepOptions
+    from msplit.run.request import TuneSettings as TuneSettings
+    from msplit.run.runner import Runner as Runner
+    from msplit.run.tuning import Tuned as Tuned
     from msplit.schedule.search import MeasuringDevice
-    from msplit.serving.pool.pool import Pool
-    from msplit.serving.pool.settings import PoolSettings
-    from msplit.training.trainer import Trainer
-    from msplit.verify.results import Settings
+    from msplit.serving.pool.pool import Pool as Pool
+    from msplit.serving.pool.settings import PoolSettings as PoolSettings
+    from msplit.training.trainer import Trainer as Trainer
+    from msplit.verify.results import Settings as Settings
 
-__all__ = [
-    "EMITS",
-    "Analysis",
-    "Assigned",
-    "Bench",
-    "BenchOptions",
-    "Build",
-    "BuildOptions",
-    "Compared",
-    "CompiledFunction",
-    "Pool",
-    "PoolSettings",
-    "Replicated",
-    "Replication",
-    "RunOptions",
-    "Runner",
-    "Settings",
-    "StepOptions",
-    "StreamLoad",
-    "Trainer",
-    "TuneSettings",
-    "Tuned",
-    "analyze",
-    "assign",
-    "bench",
-    "build",
-    "check_places",
-    "compare",
-    "compile",
-    "emit",
-    "load",
-    "open",
-    "pool",
-    "prepare",
-    "price",
-    "replicate",
-    "save",
-    "strip",
-]
 
 _LATER = {
     "Bench": "msplit.benchmark.results",

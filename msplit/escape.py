@@ -114,9 +114,8 @@ def markdown(text: str, *, cell: bool = False) -> str:
     shown = "".join(f"`{part}`" if number % 2 else _prose(part, emphasis) for number, part in enumerate(parts))
     if cell:
         return shown.replace("|", "\\|")
-    if shown.startswith(
-        " "
-    ):  # behind up to three spaces a list, a quotation or a line may begin, behind four a block of code
+    # Behind up to three spaces a list, a quotation or a line may begin; behind four, a block of code.
+    if shown.startswith(" "):
         return f"&#32;{shown[1:]}"
     block = _BLOCK.match(shown)
     return f"{shown[: block.end()]}\\{shown[block.end() :]}" if block else shown

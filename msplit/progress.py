@@ -34,19 +34,15 @@ class Listener(Protocol):
 
     def begin(self, what: str) -> None:
         """A phase begins, perhaps inside of another."""
-        ...
 
     def share(self, done: float) -> None:
         """The innermost phase has come to a share of its work, 0 to 1."""
-        ...
 
     def end(self) -> None:
         """The innermost phase is over."""
-        ...
 
     def wrote(self, path: Path) -> None:
         """A file or folder that the user named is in its place."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,6 @@ class HearsSums(Protocol):
 
     def summed(self, sums: Sums) -> None:
         """Preparation is over, and this is where its time went."""
-        ...
 
 
 class _Told:

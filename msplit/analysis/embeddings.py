@@ -355,12 +355,9 @@ class _Owners:
             if self.of[node] == NONE or node in self._anchor:
                 continue
             self.of[node] = NONE
-            for target in self._targets[self._out_start[node] : self._out_start[node + 1]]:
-                if self._is_mixed(target):
-                    waiting.append(target)
-            for source in self._sources[self._in_start[node] : self._in_start[node + 1]]:
-                if self.of[source] != NONE and self._depends[source] == NONE:
-                    waiting.append(source)
+            waiting += filter(self._is_mixed, self._targets[self._out_start[node] : self._out_start[node + 1]])
+            sources = self._sources[self._in_start[node] : self._in_start[node + 1]]
+            waiting += [one for one in sources if self.of[one] != NONE and self._depends[one] == NONE]
 
     def release_dominant(self, time_us: Floats) -> set[int]:
         """Leave what works on a lookup's result to other rules where that is most of the model."""

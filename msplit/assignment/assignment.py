@@ -241,20 +241,20 @@ def _moved(flat: FlatGraph, outcome: RulesResult, chosen: Chosen) -> bool:
     return bool((outcome.ids != lanes)[(lanes >= 0) & ~flat.host].any())
 
 
-def present_ids(flat: FlatGraph) -> Ints:
+def present_ids(flat: FlatGraph, least: int = -(2**31)) -> Ints:
     """The ids that the file holds, int32 per node of the flat graph; 0 where a node has none.
 
     Raises:
-        AssignError: What a node has is no 32-bit integer.
+        AssignError: What a node has is no 32-bit integer, or below `least`.
     """
     ids = np.zeros(len(flat), np.int32)
     for node in flat.graph.nodes_with(formats.STREAM_ID):
         value = flat.graph.attrs[node].get(formats.STREAM_ID, 0)
-        if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
             raise AssignError(
-                f"{formats.STREAM_ID} is {value!r}, not a stream's number",
-                where=f"node {flat.graph.names[node]}",
-                fix="write it as an int attribute, or take it away",
+                f"its `{formats.STREAM_ID}` is no stream id: {value!r}",
+                where=f"node '{flat.graph.names[node]}'",
+                fix="run `msplit check` to see all of these, and mend or remove them",
             )
         ids[node] = value
     return ids

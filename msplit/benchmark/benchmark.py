@@ -219,7 +219,7 @@ class _OneBucket(Engine):
     name: str = "cuda"
 
     def build(self, job: Job) -> Executable:
-        del job  # all is settled
+        # The job is not asked: all is settled.
         restored = self.loaded.restored[self.program]
         return self.loaded.opened.run(restored, alone=True, one_stream=self.one_stream)
 

@@ -30,7 +30,7 @@ from msplit.progress import Progress, silent
 from msplit.run.request import RunRequest
 from msplit.run.variants import as_recorded
 from msplit.verify.compare import OutputComparison, compare, compare_state, computed_in
-from msplit.verify.op_by_op import Fetchable, Key, dtype, fetchable, is_number, read_by, reads_variable
+from msplit.verify.op_by_op import Fetchable, Key, fetchable, is_number, read_by, reads_variable
 from msplit.verify.tensorflow_process import fit, initial_state
 from msplit.verify.tolerances import state_tolerances
 
@@ -225,7 +225,7 @@ class _Sides:
     def _given(self, read: Iterable[Key]) -> dict[Key, NDArray[Any]]:
         """TensorFlow's own values to run nodes alone on. Integers decide shapes: those are known before the run where nothing is given
         in their place."""
-        return self.tensorflow([key for key in read if not dtype(self.flat, key).startswith(("int", "uint", "bool"))])
+        return self.tensorflow([key for key in read if not self.flat.dtype(*key).startswith(("int", "uint", "bool"))])
 
     def suspect(self, key: Key, found: OutputComparison) -> Suspect:
         """Describes a node whose value differs."""

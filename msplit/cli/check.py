@@ -24,7 +24,6 @@ FORMATS = ("table", "json", "md", "github", "junit", "sarif")
 
 
 def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    del param
     if value is None or ctx.resilient_parsing:
         return
     from msplit.checks import lookup

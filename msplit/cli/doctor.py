@@ -96,7 +96,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Looks at everything that msplit can use."""
     return [
-        _python(),
+        Finding("python", OK, f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"),
         *_gpus(),
         *_processes(),
         _torch(),
@@ -106,10 +106,6 @@ def examine() -> list[Finding]:
         *_native(),
         _server(),
     ]
-
-
-def _python() -> Finding:
-    return Finding("python", OK, f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
 def _gpus() -> list[Finding]:
@@ -198,9 +194,8 @@ def _compilers() -> list[Finding]:
     if importlib.util.find_spec("triton") is None:
         triton = Finding("triton", LIMITED, f"not installed: {without}", "pip install triton")
     else:
-        name = " ".join(
-            filter(None, ("Triton", version("triton")))
-        )  # what comes with some builds of PyTorch is called otherwise
+        # The package that comes with some builds of PyTorch is called otherwise.
+        name = " ".join(filter(None, ("Triton", version("triton"))))
         triton = Finding("triton", OK, f"{name} compiles fused kernels and msplit's own")
     found = toolchain().compiler
     if found:

@@ -53,7 +53,6 @@ def _heed(flag: Flag) -> Callable[..., None]:
     """Callback that takes note of a flag, or refuses it."""
 
     def callback(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-        del parameter
         if flag.verdict == "refused" and value not in (None, False, ""):
             raise click.UsageError(f"--{flag.name} is not done here: {flag.why}.")
         if flag.verdict == "accepted" and value is not None:

@@ -102,7 +102,6 @@ class Keys(Parameter):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Keys, each with its values where it has names for them, and files for other values."""
-        del ctx, param
         keys = (key for key in self.keys.values() if key.name != self.bare)
         every = (f"{key.name}={value}" for key in keys for value in key.values or ("",))
         found = [CompletionItem(text) for text in every if text.startswith(incomplete) and text != incomplete]
@@ -180,7 +179,6 @@ class Keyed:
         """The option with these keys, which become parameters of the command."""
 
         def gather(ctx: click.Context, param: click.Parameter, parts: Sequence[Sequence[tuple[Key, Any]]]) -> Fields:
-            del param
             found = Fields((key.field, () if key.several else key.default) for key in keys)
             pairs = [pair for part in parts for pair in part]
             for key, value in pairs:

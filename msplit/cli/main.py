@@ -134,11 +134,9 @@ class _Commands(click.Group):
     """Imports a subcommand when it is needed, so that --help stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        del ctx
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        del ctx
         if cmd_name not in COMMANDS:
             return None
         command: Sectioned = copy.copy(command_of(cmd_name))
@@ -184,7 +182,6 @@ class _Commands(click.Group):
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        del ctx
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 

@@ -88,7 +88,6 @@ def _suggested(names: Callable[[], Sequence[str]], *, files: bool = False) -> Ca
     """Completion by names, and by files where no name fits and `files` says that there may be one."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        del ctx, param
         before, comma, last = incomplete.rpartition(",")
         found = [CompletionItem(f"{before}{comma}{name}") for name in names() if name.startswith(last)]
         return found or ([CompletionItem(incomplete, type="file")] if files else [])

@@ -263,7 +263,6 @@ def deferred() -> Iterator[Callable[[], bool]]:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    del frame
     _heard.set()
     _came.append(number)
     if number == signal.SIGINT:
@@ -295,12 +294,10 @@ class Silent:
 
     def begin(self, what: str) -> None:
         """See `progress.Listener`."""
-        del what
         check()
 
     def share(self, done: float) -> None:
         """See `progress.Listener`."""
-        del done
         check()
 
     def end(self) -> None:

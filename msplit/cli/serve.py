@@ -194,13 +194,9 @@ class Doors:
         )
 
 
-def _dashes(token: str) -> str:
-    """TensorFlow Serving writes `--rest_api_port`."""
-    return token.replace("_", "-")
-
-
+# TensorFlow Serving writes `--rest_api_port`.
 @with_flags
-@click.command(context_settings={"token_normalize_func": _dashes})
+@click.command(context_settings={"token_normalize_func": lambda token: token.replace("_", "-")})
 @click.argument("models", nargs=-1, type=options.PATH)
 @together
 def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching: Batching, doors: Doors) -> None:
@@ -221,9 +217,8 @@ def command(served: Served, engine: SharedEngine, pooling: PoolOptions, batching
     reread = 0.0 if served.model_config_file is None else served.model_config_file_poll_wait_seconds
     polling = versions.Polling(served.file_system_poll_wait_seconds, served.configs, reread)
     opener = making.opener(request, settings, tags=tags, signatures=served.signatures, polling=polling)
-    opener.models.opening = [
-        config.name for config in configs
-    ]  # who asks before they are looked at hears that it is not ready
+    # A client that asks before they are looked at hears that they are not ready.
+    opener.models.opening = [config.name for config in configs]
     with (
         logs.logging_to(output.tell, as_json=as_json),
         run.held(where) as ports,

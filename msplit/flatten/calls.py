@@ -300,10 +300,8 @@ class _Inlined:
             )
 
 
-def _shortened(chain: list[str], most: int = 8) -> list[str]:
-    return (
-        chain if len(chain) <= most else [*chain[: most // 2], f"… {len(chain) - most:,} more …", *chain[-most // 2 :]]
-    )
+def _shortened(chain: list[str]) -> list[str]:
+    return chain if len(chain) <= 8 else [*chain[:4], f"… {len(chain) - 8:,} more …", *chain[-4:]]
 
 
 def check_arity(body: FunctionBody, functions: Mapping[str, Function], where: str) -> None:

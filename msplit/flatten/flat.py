@@ -104,6 +104,12 @@ class FlatGraph:
     def _repr_html_(self) -> str:
         return f"<code>{html(repr(self))}</code>"
 
+    def dtype(self, node: int, port: int = 0) -> str:
+        """The type of an output; "" where nobody knows it."""
+        attrs = self.graph.attrs[node]
+        found = schema.output_dtype(self.graph.ops[node], attrs, port) or attrs.get("dtype")
+        return found if isinstance(found, str) else ""
+
     def origin(self, node: int) -> tuple[str | None, int]:
         """(function name or None for the top-level graph, index of the NodeDef in it)."""
         function = int(self.origin_function[node])

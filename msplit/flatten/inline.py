@@ -153,9 +153,7 @@ class _Inliner:
         if not instance.joined:
             return
         ends = [source for source, _ in instance.results]
-        for node in body.finals:
-            if body.parameter[node] < 0:
-                ends.append(self._control_source(instance, node))
+        ends += [self._control_source(instance, node) for node in body.finals if body.parameter[node] < 0]
         ends = list(dict.fromkeys(ends))
         if len(ends) == 1:
             instance.done = ends[0]

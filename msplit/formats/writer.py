@@ -18,14 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from msplit.errors import WriteError, is_read
+from msplit.formats import atomic
 from msplit.formats import model as records
-from msplit.formats.atomic import (
-    refuse_existing,
-    reported,
-    write_bytes_atomic,
-    write_folder_atomic,
-    write_pieces,
-)
 from msplit.formats.files import descriptor_of, name_of, open_regular
 from msplit.formats.model import STREAM_ID, AssignmentRecord, Format, Model, meta_graphs
 from msplit.formats.reader import FINGERPRINT, SAVED_MODEL_FILES
@@ -230,11 +224,11 @@ def write(
     kept = None if record is None else records.dumps(replace(record, model_hash=records.hash_of(data)))
     notes: tuple[str, ...] = ()
     if not model.is_saved_model:
-        write_bytes_atomic(out, data, force=force)
+        atomic.write_bytes_atomic(out, data, force=force)
         _write_record(out, kept)
     else:
         name = SAVED_MODEL_FILES[model.format.is_text]
-        write_folder_atomic(out, lambda folder: _fill(folder, model.path, name, data, kept), force=force)
+        atomic.write_folder_atomic(out, lambda folder: _fill(folder, model.path, name, data, kept), force=force)
         if (model.path / FINGERPRINT).exists():
             notes = (_FINGERPRINT_NOTE,)
     warnings = (_COMMENTS_WARNING,) if model.commented else ()
@@ -246,7 +240,7 @@ def _write_record(out: Path, data: bytes | None) -> None:
     target = records.place(out)
     if data is not None:
         try:
-            write_bytes_atomic(target, data, force=True)
+            atomic.write_bytes_atomic(target, data, force=True)
         except WriteError as error:
             raise WriteError(
                 f"{error.what}; the model was written ({out}), without the record of its assignment",
@@ -254,7 +248,7 @@ def _write_record(out: Path, data: bytes | None) -> None:
                 fix=error.fix,
             ) from None
     elif os.path.lexists(target) and is_read(records.load, target):
-        with reported(target):
+        with atomic.reported(target):
             target.unlink()
 
 
@@ -276,16 +270,16 @@ def write_message(
     check_place(model, out, force=force)
     data = _encoded(model.format, message, out)
     if not model.is_saved_model:
-        write_bytes_atomic(out, data, force=force)
+        atomic.write_bytes_atomic(out, data, force=force)
         _write_record(out, None)
         return
 
     def fill(folder: Path) -> None:
-        write_pieces(folder / SAVED_MODEL_FILES[model.format.is_text], [data], None)
+        atomic.write_pieces(folder / SAVED_MODEL_FILES[model.format.is_text], [data], None)
         if beside is not None:
             beside(folder)
 
-    write_folder_atomic(out, fill, force=force)
+    atomic.write_folder_atomic(out, fill, force=force)
 
 
 def copy_beside(model: Model, folder: Path, kept: Callable[[str], bool]) -> None:
@@ -300,14 +294,14 @@ def check_place(model: Model, out: Path, *, force: bool) -> None:
     Raises:
         WriteError: It is such a place, or something is there already and `force` is not given.
     """
-    with reported(out):
+    with atomic.reported(out):
         source = Path(os.path.realpath(model.path))
         target = Path(os.path.realpath(out))
         same = source == target or (target.exists() and source.exists() and os.path.samefile(source, target))
         if same or (model.is_saved_model and source in target.parents) or target in source.parents:
             what = "is the input" if same else "and the input lie in each other"
             raise WriteError(f"{what}; the input is never modified", where=str(out), fix="choose another name")
-        refuse_existing(out, target, force=force)
+        atomic.refuse_existing(out, target, force=force)
         if not model.is_saved_model:
             _check_record_place(target, force=force)
             return
@@ -392,11 +386,11 @@ def _fill(folder: Path, source: Path, main: str, data: bytes, record: bytes | No
     """Fills a SavedModel's new folder: all files of the old one but the main file, the fingerprint and the record."""
     # Copies, not links: whoever edits one of the folders must not change the other.
     items = listed(source, (main, FINGERPRINT, os.path.join(*records.IN_SAVED_MODEL)))
-    write_pieces(folder / main, [data], None, stat.S_IMODE((source / main).stat().st_mode))
+    atomic.write_pieces(folder / main, [data], None, stat.S_IMODE((source / main).stat().st_mode))
     copy(items, folder)
     if record is not None:
         place = folder.joinpath(*records.IN_SAVED_MODEL)
         place.parent.mkdir(exist_ok=True)
-        write_pieces(place, [record], None)
+        atomic.write_pieces(place, [record], None)
     # What the umask allows of what the old one has; the owner may always replace it.
     folder.chmod(folder.stat().st_mode & (source.stat().st_mode | 0o700) & 0o777)

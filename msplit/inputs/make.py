@@ -27,7 +27,6 @@ from msplit.inputs.files import names_in, read_value
 from msplit.inputs.sparse_ragged import InputSpec, structure
 from msplit.inputs.special import RANDOM, InputKind
 from msplit.inputs.values import made_up, scalars
-from msplit.opset import schema
 from msplit.shapes.infer import Fed, input_shapes
 from msplit.shapes.registry import shape_text
 
@@ -206,9 +205,8 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _dtype(flat: FlatGraph, node: int, port: int) -> str:
-    attrs = flat.graph.attrs[node]
-    found = schema.output_dtype(flat.graph.ops[node], attrs, port) or attrs.get("dtype")
-    if not isinstance(found, str):
+    found = flat.dtype(node, port)
+    if not found:
         raise LoadError(
             f"the type of input {flat.graph.names[node]!r} is not known",
             where=str(flat.model.path),

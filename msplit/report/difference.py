@@ -14,17 +14,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from msplit import formats, rules
-from msplit.core.graph import Ints, no_collection
+from msplit import rules
+from msplit.assignment.assignment import present_ids
+from msplit.core.graph import no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import gpu_title
-from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph, among
 from msplit.report.document import Document, Name, Table, count, first, micros, more, picked, plural, ratio
 from msplit.rules.ruleset import RuleSet
 from msplit.schedule.judge import Prediction, predict
-
-_MOST_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +40,7 @@ class Side:
         Raises:
             AssignError: A node has an id that is none.
         """
-        return Side(flat, costs, predict(flat, costs, annotated_ids(flat)))
+        return Side(flat, costs, predict(flat, costs, present_ids(flat, least=0)))
 
 
 @dataclass(frozen=True)
@@ -117,25 +115,6 @@ class ModelChanges:
             found.setdefault((move.old, move.new, move.rule, move.why), []).append(move)
         order = sorted(found, key=lambda key: (-sum(move.time_us for move in found[key]), -len(found[key]), key))
         return {key: found[key] for key in order}
-
-
-def annotated_ids(flat: FlatGraph) -> Ints:
-    """The stream ids that a model holds; 0 for a node without one.
-
-    Raises:
-        AssignError: One is not an integer, or out of range.
-    """
-    ids = np.zeros(len(flat), np.int32)
-    for node in flat.graph.nodes_with(formats.STREAM_ID):
-        value = flat.graph.attrs[node].get(formats.STREAM_ID)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_ID:
-            raise AssignError(
-                f"its `{formats.STREAM_ID}` is no stream id: {value!r}",
-                where=f"node '{flat.graph.names[node]}'",
-                fix="run `msplit check` to see all of these, and mend or remove them",
-            )
-        ids[node] = value
-    return ids
 
 
 @no_collection()

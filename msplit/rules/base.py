@@ -54,7 +54,6 @@ class ChoosesKernels(Protocol):
 
         `tied` is per node a group that must share a stream, or -1; `candidates` and `wait_us` are as in the rule `auto`.
         """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +156,6 @@ class Rule(Protocol):
         Raises:
             AssignError: The rule and the graph contradict each other.
         """
-        ...
 
 
 def in_range(stream: int, context: RuleContext, what: str, where: str | None = None) -> int:

@@ -24,17 +24,8 @@ from msplit.formats import settings
 from msplit.formats.files import read_file
 from msplit.formats.settings import Value, nearest
 from msplit.progress import phase
+from msplit.rules import base
 from msplit.rules.auto import Auto
-from msplit.rules.base import (
-    ChoosesKernels,
-    Remark,
-    Rule,
-    RuleContext,
-    RuleOptions,
-    RulesReading,
-    in_range,
-    shared_inputs,
-)
 from msplit.rules.branch import Branch
 from msplit.rules.colocation import Colocation
 from msplit.rules.device import Device
@@ -43,7 +34,7 @@ from msplit.rules.manual import Manual
 from msplit.rules.propagate import Propagate
 from msplit.rules.regex import Regex
 
-RULES: dict[str, Callable[[RuleOptions], Rule]] = {
+RULES: dict[str, Callable[[base.RuleOptions], base.Rule]] = {
     Manual.key: Manual.from_options,
     Regex.key: Regex.from_options,
     Embedding.key: Embedding.from_options,
@@ -87,7 +78,7 @@ class RuleSet:
 
     version: int
     streams: int
-    rules: tuple[Rule, ...]
+    rules: tuple[base.Rule, ...]
     default: int
     source: str
     wrap: bool = False
@@ -163,8 +154,8 @@ def parse(
     Raises:
         RulesError: It has mistakes; all of them are named with their lines.
     """
-    reading = RulesReading(source, folder=folder, wrap=wrap, files=files)
-    top = RuleOptions("the rules file", settings.parse(text, source), reading)
+    reading = base.RulesReading(source, folder=folder, wrap=wrap, files=files)
+    top = base.RuleOptions("the rules file", settings.parse(text, source), reading)
     reading.finish()  # not a mapping: nothing else can be said
     version = _version(top)
     own = top.integer("streams", DEFAULT_STREAMS, 1, MAX_STREAMS)
@@ -177,7 +168,7 @@ def parse(
     return RuleSet(version, reading.streams, rules, default, source, wrap, shared, text, reading.read)
 
 
-def _version(top: RuleOptions) -> int:
+def _version(top: base.RuleOptions) -> int:
     value = top.value("version")
     if value is None:
         top.problem("the rules file has no `version`", fix=f"start it with `version: {VERSION}`")
@@ -188,7 +179,7 @@ def _version(top: RuleOptions) -> int:
     return VERSION
 
 
-def _rules(top: RuleOptions, reading: RulesReading) -> list[Rule]:
+def _rules(top: base.RuleOptions, reading: base.RulesReading) -> list[base.Rule]:
     value = top.value("rules")
     if value is None or not isinstance(value.data, list):
         line = top.line if value is None else value.line
@@ -210,7 +201,7 @@ def _rules(top: RuleOptions, reading: RulesReading) -> list[Rule]:
     return rules
 
 
-def _entry(entry: Value, reading: RulesReading) -> RuleOptions | None:
+def _entry(entry: Value, reading: base.RulesReading) -> base.RuleOptions | None:
     """A rule is a name, or a mapping from one name to its options."""
     key, value = entry.data, Value(None, entry.line)
     if isinstance(entry.data, dict) and len(entry.data) == 1:
@@ -225,7 +216,7 @@ def _entry(entry: Value, reading: RulesReading) -> RuleOptions | None:
     if key not in RULES:
         reading.problem(entry.line, f"unknown rule {key!r}{nearest(key, RULES)}", f"the rules are {', '.join(RULES)}")
         return None
-    return RuleOptions(key, value, reading)
+    return base.RuleOptions(key, value, reading)
 
 
 def _shipped() -> Path:
@@ -247,7 +238,7 @@ class RulesResult:
     """
 
     assignment: Assignment
-    remarks: tuple[Remark, ...]
+    remarks: tuple[base.Remark, ...]
     streams: int
     ids: Ints
     conflicts: tuple[Conflict, ...] = ()
@@ -260,7 +251,7 @@ def assign(
     *,
     streams: int | None = None,
     wrap: bool = False,
-    kernels: ChoosesKernels | None = None,
+    kernels: base.ChoosesKernels | None = None,
     by_hand: NDArray[np.bool_] | None = None,
 ) -> RulesResult:
     """Apply the rules in order, the constraints among them once more at the end.
@@ -278,7 +269,7 @@ def assign(
     handles = any(getattr(rule, "handles", False) for rule in constraints)
     if streams is not None:
         streams = whole("the number of streams", streams, 1, MAX_STREAMS)
-    context = RuleContext(
+    context = base.RuleContext(
         flat,
         costs,
         ruleset.streams if streams is None else streams,
@@ -287,12 +278,12 @@ def assign(
         handles=handles,
         by_hand=by_hand,
     )
-    default = in_range(ruleset.default, context, "the default of the rule set", ruleset.source)
+    default = base.in_range(ruleset.default, context, "the default of the rule set", ruleset.source)
     assignment = Assignment.empty(len(flat))
-    remarks = [*shared_inputs(flat, ruleset.shared)]
+    remarks = [*base.shared_inputs(flat, ruleset.shared)]
     # A rule behind a constraint may break it, so constraints have the last word; and what is to choose by cost must know where they leave
     # what is placed already, or they would undo its choice.
-    sequence: list[Rule] = []
+    sequence: list[base.Rule] = []
     for rule in ruleset.rules:
         sequence += [*constraints, rule] if getattr(rule, "settles", False) else [rule]
     for rule in (*sequence, *constraints):
@@ -313,7 +304,7 @@ def assign(
     return RulesResult(assignment, tuple(remarks), context.streams, ids, conflicts)
 
 
-def verify(before: Assignment, after: Assignment, rule: Rule, context: RuleContext) -> None:
+def verify(before: Assignment, after: Assignment, rule: base.Rule, context: base.RuleContext) -> None:
     """Checks what every rule promises: ids in range, a reason for each, claimed nodes untouched, host nodes left alone.
 
     A constraint may move claimed nodes.
@@ -339,11 +330,11 @@ def verify(before: Assignment, after: Assignment, rule: Rule, context: RuleConte
             raise _broken(rule, what, int(np.flatnonzero(wrong)[0]), context)
 
 
-def _is_constraint(rule: Rule) -> bool:
+def _is_constraint(rule: base.Rule) -> bool:
     return bool(getattr(rule, "constraint", False))
 
 
-def _broken(rule: Rule, what: str, node: int | None, context: RuleContext) -> AssignError:
+def _broken(rule: base.Rule, what: str, node: int | None, context: base.RuleContext) -> AssignError:
     where = None if node is None else f"node '{context.flat.graph.names[node]}'"
     return AssignError(
         f"rule '{rule.key}' is wrong: {what}", where=where, fix="please report this; leave the rule out meanwhile"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NoReturn, Unpack
 from weakref import WeakSet
 
@@ -277,9 +276,8 @@ class CompiledFunction(DisplayMixin):
                 "improve=True is for functions that change no variables",
                 fix='leave it out; with effort="fast" new shapes are ready soon',
             )
-        if (
-            not request.workload.inputs
-        ):  # a step is verified on data that can be trained on, and not on labels that were made up
+        # A step is verified on data that can be trained on, and not on labels that were made up.
+        if not request.workload.inputs:
             request = request.sized(inputs=write_inputs(values, [one.name for one in flat.inputs], path.parent))
         runner = prepare_for(flat, request)
         return _Concrete(runner, exported.structure, trained_by(runner, exported, flat.model), folder)
@@ -339,9 +337,7 @@ class CompiledFunction(DisplayMixin):
     def __enter__(self) -> CompiledFunction:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -160,9 +160,8 @@ class _Conds:
             if self._writes(call):
                 self._give(call, is_it)
             made.append(call)
-            waits = [
-                f"^{call.name}"
-            ]  # one after the other: what is assigned there already may be what the other side has just assigned
+            # One after the other: what is assigned there already may be what the other side has just assigned.
+            waits = [f"^{call.name}"]
         for number, dtype in enumerate(node.attr["Tout"].list.type):
             both = [f"{node.name}/{side}:output:{number}" for side in ("then", "else")]
             made.append(_node(node, f"chosen_{number}", "SelectV2", [condition, *both], T=dtype))
@@ -357,9 +356,8 @@ def write_inputs(values: Sequence[Any], names: Sequence[str], folder: Path) -> d
 def _changed(graph: Any, variables: Sequence[Any]) -> tuple[Any, ...]:
     """The variables that a traced function writes, itself or in what it calls."""
     by_handle = {id(variable.handle): number for number, variable in enumerate(variables)}
-    handles = {
-        inner.ref(): by_handle[id(outer)] for outer, inner in graph.captures if id(outer) in by_handle
-    }  # of variables inside
+    # Handles of variables inside.
+    handles = {inner.ref(): by_handle[id(outer)] for outer, inner in graph.captures if id(outer) in by_handle}
     found: set[int] = set()
     for operation in graph.get_operations():
         slots = {slot: handles[one.ref()] for slot, one in enumerate(operation.inputs) if one.ref() in handles}

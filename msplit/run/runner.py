@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Thread, current_thread
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -63,9 +62,7 @@ class FairLock:
             self._held.acquire()
         self.count += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._held.release()
 
 
@@ -221,9 +218,7 @@ class Runner(DisplayMixin):
     def __enter__(self) -> Runner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _take_over(self, better: Runner) -> None:

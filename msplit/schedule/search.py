@@ -134,19 +134,15 @@ class MeasuringDevice(Protocol):
 
     def times(self, candidates: Sequence[PlanCandidate], rounds: int) -> Sequence[Sequence[float]]:
         """Seconds of a step: per candidate one median per round. In every round all run, in an order drawn anew. It stays built."""
-        ...
 
     def renew(self) -> None:
         """Forgets what is built: what is measured next is built anew."""
-        ...
 
     def memory(self, candidate: PlanCandidate) -> float:
         """Highest use of memory, as a multiple of that of one stream with the same kernels; 1 where both are too small to matter."""
-        ...
 
     def describe(self) -> str:
         """A description of the device, for people."""
-        ...
 
 
 @dataclass(frozen=True)

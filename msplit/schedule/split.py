@@ -79,8 +79,7 @@ def _starts(split: SplitProblem, streams: int) -> list[tuple[str, Ints]]:
     found = [("blocks", free)]
     packed = _packed(split)
     if packed is not None:
-        found.append(("tables", np.where(packed < 0, 0, packed).astype(np.int32)))
-        found.append(("tables and blocks", packed))
+        found += [("tables", np.where(packed < 0, 0, packed).astype(np.int32)), ("tables and blocks", packed)]
     if len(split.blocks):
         group = coarsen(split.blocks, 2 * split.link.copy_us)
         whole = _earliest(_grouped(split, group, streams), np.full(group.max() + 1, NOT_PLACED, np.int32), 1)
@@ -308,7 +307,7 @@ def judge_split(split: SplitProblem, gpu: str, *, streams: int = STREAMS) -> Spl
     if not (split.blocks.kernels > 0).any():
         words = f"{split.gpus} GPUs can not help this model: no node launches a kernel."
         return SplitJudgement("nothing", split.gpus, None, None, words)
-    one = _one(split, streams) if split.fits_one else None
+    one = _one(split, streams) if split.weight_bytes <= split.memory else None
     found = next((way for way in splits(split, streams) if way.several), None)
     if one is None and found is None:
         return SplitJudgement("too large", split.gpus, None, None, _too_large(split, gpu))

@@ -112,11 +112,6 @@ class SplitProblem:
         """Bytes of all weights."""
         return sum(weight.bytes for weight in self.weights)
 
-    @property
-    def fits_one(self) -> bool:
-        """True if one GPU holds all weights."""
-        return self.weight_bytes <= self.memory
-
     @staticmethod
     def of(flat: FlatGraph, costs: Costs, problem: Problem, gpus: int, *, memory_gb: float = 0.0) -> SplitProblem:
         """From a model and its problem for one GPU (`Problem.from_flat`).

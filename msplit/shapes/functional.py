@@ -320,10 +320,8 @@ def scattered_list(node: Node) -> Sequence[Handle | None]:
     return (Handle(None if rows is None else rows[1:]),)
 
 
-@handle_function("TensorArrayV3")
-def new_array(node: Node) -> Sequence[Handle | None]:
-    """An array; later writes tell the shape of its elements."""
-    return (Handle(node.attr("element_shape"), node.scalar(0)), None)
+# An array; later writes tell the shape of its elements.
+handle_function("TensorArrayV3")(lambda node: (Handle(node.attr("element_shape"), node.scalar(0)), None))
 
 
 @handle_function("TensorArrayWriteV3", "TensorArrayScatterV3")

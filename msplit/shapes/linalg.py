@@ -89,18 +89,11 @@ def einsum(node: Node) -> Outputs:
     return (tuple(result),)
 
 
-@shape_function("MatrixDiag", "BatchMatrixDiag")
-def matrix_diag(node: Node) -> Outputs:
-    """Puts the last axis on a diagonal."""
-    shape = node.ranked(0)
-    return ((*shape, shape[-1]),)
-
-
-@shape_function("MatrixDiagPart", "BatchMatrixDiagPart")
-def matrix_diag_part(node: Node) -> Outputs:
-    """Takes the diagonal of the last two axes."""
-    shape = node.ranked(0)
-    return ((*shape[:-2], least(*shape[-2:])),)
+# The last axis on a diagonal, and the diagonal of the last two axes:
+shape_function("MatrixDiag", "BatchMatrixDiag")(lambda node: ((*node.ranked(0), node.ranked(0)[-1]),))
+shape_function("MatrixDiagPart", "BatchMatrixDiagPart")(
+    lambda node: ((*node.ranked(0)[:-2], least(*node.ranked(0)[-2:])),)
+)
 
 
 def _diagonals(node: Node) -> tuple[int, int]:
@@ -162,10 +155,8 @@ def solve(node: Node) -> Outputs:
     return (None if lead is None else (*lead, merge_dim(size, rhs[-2]), rhs[-1]),)
 
 
-@shape_function("LogMatrixDeterminant")
-def log_determinant(node: Node) -> Outputs:
-    """The batch axes, for the sign and for the logarithm."""
-    return (node.ranked(0)[:-2],) * 2
+# The batch axes, for the sign and for the logarithm.
+shape_function("LogMatrixDeterminant")(lambda node: (node.ranked(0)[:-2],) * 2)
 
 
 @shape_function("Lu")

@@ -270,10 +270,8 @@ def image_patches(node: Node) -> Outputs:
     return ((shape[0], *spatial, product((shape[3], window[1], window[2]))),)
 
 
-@shape_function("QuantizeV2")
-def quantize(node: Node) -> Outputs:
-    """The integers, and the range that these stand for."""
-    return (node.shape(0), node.shape(1), node.shape(2))
+# The integers, and the range that these stand for.
+shape_function("QuantizeV2")(lambda node: (node.shape(0), node.shape(1), node.shape(2)))
 
 
 @shape_function("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")

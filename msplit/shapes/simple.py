@@ -42,10 +42,7 @@ def agreeing(node: Node) -> Outputs:
     return (merge(node.shape(0), node.shape(1)),)
 
 
-@shape_function(*ops_with("broadcasts"))
-def binary(node: Node) -> Outputs:
-    """Broadcasts two operands."""
-    return (broadcast(node.shape(0), node.shape(1)),)
+shape_function(*ops_with("broadcasts"))(lambda node: (broadcast(node.shape(0), node.shape(1)),))
 
 
 # The shape is a value; for random numbers behind the generator and its algorithm.
@@ -214,10 +211,8 @@ def segment(node: Node) -> Outputs:
     return ((count, *node.ranked(0)[1:]),)
 
 
-@shape_function(*ops_with("counts its rows"))
-def counted_sparse_segment(node: Node) -> Outputs:
-    """The number of rows, of segments or for the gradient of the table, is an input."""
-    return ((node.scalar(3), *node.ranked(0)[1:]),)
+# The number of rows, of segments or for the gradient of the table, is an input.
+shape_function(*ops_with("counts its rows"))(lambda node: ((node.scalar(3), *node.ranked(0)[1:]),))
 
 
 @shape_function("SparseSegmentSumGradV2", "SparseSegmentMeanGradV2", "SparseSegmentSqrtNGradV2")
@@ -282,10 +277,8 @@ def sparse_fill_empty_rows(node: Node) -> Outputs:
     return ((None, indices[1] if indices else None), (None,), (rows,), (elements[0] if elements else None,))
 
 
-@shape_function("SparseFillEmptyRowsGrad")
-def sparse_fill_empty_rows_grad(node: Node) -> Outputs:
-    """A gradient per element that was given, and that of the default."""
-    return (node.shape(0), ())
+# A gradient per element that was given, and that of the default.
+shape_function("SparseFillEmptyRowsGrad")(lambda node: (node.shape(0), ()))
 
 
 @shape_function("SparseSlice", "SparseConcat", "SparseAdd", "SparseSplit")

@@ -287,9 +287,8 @@ def _verify_ops(built: Sequence[Running], how: Verification, own: Mapping[Runnin
     kinds = [RANDOM, *[kind for kind in how.kinds if kind.name is InputKindName.EDGES][:1]]
     refused: dict[Any, dict[str, ModelComparison]] = {}
     for one in built:
-        options = replace(
-            one.variant.job.options, devices=(), shared=None
-        )  # each of which runs the whole graph, on all rows
+        # Each runs the whole graph, on all rows.
+        options = replace(one.variant.job.options, devices=(), shared=None)
         job = replace(one.variant.job, options=options)
         several = bool(options.split) or options.shards is not None
         if not isinstance(one.variant.engine, CudaEngine) or not own[one].ieee or several or one.executable is None:

@@ -18,7 +18,8 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.progress import Progress, phase
 from msplit.verify.compare import compare, compare_state
-from msplit.verify.results import MixedPrecision, Roughness, carried
+from msplit.verify.results import MixedPrecision, Roughness
+from msplit.verify.tolerances import carried
 
 MOST = 32
 """Evaluations. Each compiles the model without timing a kernel, and runs a step per set of inputs."""

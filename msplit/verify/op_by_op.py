@@ -87,16 +87,9 @@ def fetchable(flat: FlatGraph) -> Fetchable:
     return Fetchable(keys, dict(left), unfetchable, certain, after)
 
 
-def dtype(flat: FlatGraph, key: Key) -> str:
-    """The type of a value; "" where nobody knows it."""
-    attrs = flat.graph.attrs[key[0]]
-    found = schema.output_dtype(flat.graph.ops[key[0]], attrs, key[1]) or attrs.get("dtype")
-    return found if isinstance(found, str) else ""
-
-
 def is_number(flat: FlatGraph, key: Key) -> bool:
     """True if a value is an array of numbers."""
-    return dtype(flat, key) not in ("", "string", "variant", "resource")
+    return flat.dtype(*key) not in ("", "string", "variant", "resource")
 
 
 def reads_variable(flat: FlatGraph, node: int) -> bool:
@@ -165,7 +158,7 @@ def _values(flat: FlatGraph, needed: Mask) -> Iterator[tuple[Key, str]]:
             if key in fed or (port and key not in read):
                 continue
             if why or is_number(flat, key):
-                refers = trains and dtype(flat, key).endswith("_ref")
+                refers = trains and flat.dtype(*key).endswith("_ref")
                 yield key, why or (FLOWS if node in flows else REFERENCES if refers else "")
             elif op not in VARIABLES:
                 yield key, NO_NUMBERS
@@ -221,7 +214,7 @@ def _state(flat: FlatGraph, needed: Mask) -> tuple[dict[str, list[int]], list[in
 
 def _is_handle(flat: FlatGraph, key: Key) -> bool:
     """True if a value stands for a variable."""
-    found = dtype(flat, key)
+    found = flat.dtype(*key)
     return found == "resource" or found.endswith("_ref")
 
 

@@ -5,9 +5,8 @@ Variants of a model, and what is known of each while it is built, verified and m
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain, cycle
@@ -22,7 +21,7 @@ from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline, is_ar
 from msplit.errors import EndOfData, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.verify.compare import ModelComparison, compare, compare_state
-from msplit.verify.tolerances import CARRIED
+from msplit.verify.tolerances import carried
 
 SCHEMA_VERSION = 1
 
@@ -465,12 +464,3 @@ class Roughness:
                 alike = (value == flushed) | (np.isnan(value) & np.isnan(flushed))
                 found[name] = np.where(~np.isfinite(value) & alike & np.isfinite(ours), ours, value)
         return found
-
-
-def carried(compared: Iterable[ModelComparison]) -> dict[str, float]:
-    """The most that each output needs, three times."""
-    found: dict[str, float] = {}
-    for one in (output for comparison in compared for output in comparison.outputs):
-        if math.isfinite(one.needed):
-            found[one.name] = max(found.get(one.name, 0.0), CARRIED * one.needed)
-    return found

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays
-from msplit.verify.compare import SMALLEST_SCALE, compare, distance, norm, tolerance_of, with_changes
+from msplit.verify.compare import SMALLEST_SCALE, ModelComparison, compare, distance, norm, tolerance_of, with_changes
 
 _STATE = {
     Precision.IEEE: (1e-4, 2.0**-15),
@@ -144,12 +144,17 @@ def output_tolerances(
         stepped: Runs all of them again: gives outputs of the last, from the variables before the first.
         precision: In which the steps are made.
     """
-    found: dict[str, float] = {}
     amplitude = _STATE[precision][1]
-    for begun in (state, *(_moved(state, amplitude, seed) for seed in range(_MOVES))):
-        for one in compare(stepped(begun), expected, precision=precision).outputs:
-            if np.isfinite(one.needed):
-                found[one.name] = max(found.get(one.name, 0.0), CARRIED * one.needed)
+    begun = (state, *(_moved(state, amplitude, seed) for seed in range(_MOVES)))
+    return carried(compare(stepped(values), expected, precision=precision) for values in begun)
+
+
+def carried(compared: Iterable[ModelComparison]) -> dict[str, float]:
+    """The most that each output needs, three times."""
+    found: dict[str, float] = {}
+    for one in (output for comparison in compared for output in comparison.outputs):
+        if np.isfinite(one.needed):
+            found[one.name] = max(found.get(one.name, 0.0), CARRIED * one.needed)
     return found
 
 

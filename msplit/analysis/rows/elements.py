@@ -273,34 +273,21 @@ def new_array(view: View) -> list[RowState]:
     return [Array(view.key), FIXED]
 
 
-@rule("TensorArrayWriteV3", always=True)
+@rule("TensorArrayWriteV3", "TensorArrayScatterV3", always=True)
 def write_array(view: View) -> RowState:
-    """An element at a fixed place; what comes out only orders what is done."""
+    """An element at a fixed place, or those along the first axis at fixed places; what comes out only orders what is done."""
     view.only(0, 2)
-    view.held.write(view.states[0], view.states[2])
+    item = view.states[2]
+    view.held.write(view.states[0], _taken_apart(item) if view.op.endswith("ScatterV3") else item)
     return FIXED
 
 
-@rule("TensorArrayScatterV3", always=True)
-def scatter_array(view: View) -> RowState:
-    """Elements along the first axis, at fixed places."""
-    view.only(0, 2)
-    view.held.write(view.states[0], _taken_apart(view.states[2]))
-    return FIXED
-
-
-@rule("TensorArrayReadV3", always=True)
+@rule("TensorArrayReadV3", "TensorArrayGatherV3", always=True)
 def read_array(view: View) -> RowState:
-    """An element from a fixed place."""
+    """An element from a fixed place, or those from fixed places, stacked."""
     view.only(0)
-    return view.held.read(view.states[0])
-
-
-@rule("TensorArrayGatherV3", always=True)
-def gather_array(view: View) -> RowState:
-    """Elements from fixed places, stacked."""
-    view.only(0)
-    return _stacked(view.held.read(view.states[0]))
+    item = view.held.read(view.states[0])
+    return _stacked(item) if view.op.endswith("GatherV3") else item
 
 
 @rule("TensorArraySizeV3", "TensorArrayCloseV3", always=True)

@@ -200,7 +200,7 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
         unbuilt if controlled or build else "",
         uncaptured,
         sized,
-        _writers(whole),
+        [name for name, op in zip(whole.graph.names, whole.graph.ops, strict=True) if written(op)],
         *_of_host(flat, partition),
     )
 
@@ -232,11 +232,6 @@ def _of_host(flat: FlatGraph, partition: Partition) -> tuple[dict[str, list[str]
             theirs.append(node)
     own = [node for node in partition.effects.stateful if node in nodes]
     return by_op(flat, tuple(theirs)), by_op(flat, tuple(own))
-
-
-def _writers(flat: FlatGraph) -> list[str]:
-    """Nodes that change variables."""
-    return [name for name, op in zip(flat.graph.names, flat.graph.ops, strict=True) if written(op)]
 
 
 def _told(built: DryRun | None) -> tuple[dict[str, list[str]], dict[str, list[str]] | None, Sequence[str]]:

@@ -20,35 +20,19 @@ from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.runtime.executables import Compiled, LoneStep
-    from msplit.engines.cuda.search import (
-        CompiledVariant,
-        CompiledVariants,
-        SimulatedVariant,
-        SimulatedVariants,
-    )
-    from msplit.engines.cuda.stored.builds import Builds, Opened, Packed
-    from msplit.engines.cuda.stored.program import Restored, Weights
-    from msplit.engines.cuda.stored.renewal import Renewal, RowRenewal
-
-__all__ = [
-    "ENGINE",
-    "Background",
-    "Builds",
-    "Compiled",
-    "CompiledVariant",
-    "CompiledVariants",
-    "CudaEngine",
-    "LoneStep",
-    "Opened",
-    "Packed",
-    "Renewal",
-    "Restored",
-    "RowRenewal",
-    "SimulatedVariant",
-    "SimulatedVariants",
-    "Weights",
-]
+    from msplit.engines.cuda.runtime.executables import Compiled as Compiled
+    from msplit.engines.cuda.runtime.executables import LoneStep as LoneStep
+    from msplit.engines.cuda.search import CompiledVariant as CompiledVariant
+    from msplit.engines.cuda.search import CompiledVariants as CompiledVariants
+    from msplit.engines.cuda.search import SimulatedVariant as SimulatedVariant
+    from msplit.engines.cuda.search import SimulatedVariants as SimulatedVariants
+    from msplit.engines.cuda.stored.builds import Builds as Builds
+    from msplit.engines.cuda.stored.builds import Opened as Opened
+    from msplit.engines.cuda.stored.builds import Packed as Packed
+    from msplit.engines.cuda.stored.program import Restored as Restored
+    from msplit.engines.cuda.stored.program import Weights as Weights
+    from msplit.engines.cuda.stored.renewal import Renewal as Renewal
+    from msplit.engines.cuda.stored.renewal import RowRenewal as RowRenewal
 
 
 @dataclass(frozen=True)

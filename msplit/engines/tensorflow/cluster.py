@@ -250,9 +250,8 @@ def _refuse_taken(task: Task) -> None:
     port = task.place[1]
     try:
         with closing(socket.socket()) as made:
-            made.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # what closed connections leave behind is no server
+            # A port that closed connections still hold has no server.
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(("", port))
     except OSError as problem:
         raise EngineError(

@@ -100,9 +100,8 @@ class TensorFlowEngine(Engine):
         """
         placed, _ = _placed(job, not (job.ids.any() or job.tensorflow.devices))
         config = _config(job, optimized=False)
-        config.graph_options.optimizer_options.opt_level = (
-            config.graph_options.optimizer_options.L0
-        )  # it folds constants
+        # The optimizer folds constants at higher levels.
+        config.graph_options.optimizer_options.opt_level = config.graph_options.optimizer_options.L0
         with phase("asking where TensorFlow puts nodes"), closing(_session(job, placed, config, {})) as executable:
             return executable.placement(job.feeds, placed.graph_def, _asked(job))
 

@@ -18,6 +18,7 @@ import numpy as np
 from msplit import rules
 from msplit.analysis.advice import guesses, suggest
 from msplit.analysis.embeddings import columns as embedding_columns
+from msplit.assignment.assignment import present_ids
 from msplit.assignment.model import Defaults
 from msplit.checks import examine
 from msplit.checks.run import Reported
@@ -30,7 +31,7 @@ from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import STREAM_ID
 from msplit.progress import phase
-from msplit.report.difference import annotated_ids, by_rules
+from msplit.report.difference import by_rules
 from msplit.report.document import Table, count, micros, percent, plural, ratio, some
 from msplit.report.html import document
 from msplit.report.html.data import columns
@@ -317,7 +318,7 @@ def page(
         if not ruleset:
             origin += ", which fit this model; it has none of its own"
     else:
-        ids, origin = annotated_ids(flat), "as they are in the model"
+        ids, origin = present_ids(flat, least=0), "as they are in the model"
     with phase("simulating"):
         prediction = predict(flat, costs, ids)
     found, note = _found(flat, costs, loaded, annotated, defaults, own=assignment is None)

@@ -252,4 +252,3 @@ class Algorithm(Protocol):
         Raises:
             Skipped: The problem is too large for the algorithm, or has nothing that it could work on.
         """
-        ...

@@ -135,7 +135,6 @@ class Channel:
 
     def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Sends one of the prepared requests. The protocols have no priorities that all servers know."""
-        del priority
         return _Reply(self._call.future(self._requests[id(feeds)], timeout, self._metadata), self)
 
     def step(self, feeds: Arrays) -> Arrays:
@@ -144,7 +143,6 @@ class Channel:
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Nothing: gRPC has threads."""
-        del seconds
         return False
 
     def decoded(self, call: Any) -> Arrays:

@@ -82,11 +82,9 @@ class Driven(Protocol):
 
     def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
         """Takes a request."""
-        ...
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Does what there is to do; whether there is more."""
-        ...
 
 
 class Writer:
@@ -367,12 +365,10 @@ class Echo:
 
     def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
         """Future with the answer to one of the prepared requests."""
-        del priority, timeout
         return self._futures[id(feeds)]
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Nothing is left to do."""
-        del seconds
         return False
 
     def step(self, feeds: Arrays) -> Mapping[str, NDArray[Any]]:

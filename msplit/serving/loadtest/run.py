@@ -352,9 +352,8 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: RunRequest
     if answers is None:
         source, answers = "plain steps", requests.by_steps(pool.step, feeds)
     computed = {} if flat is None else computed_in(flat)
-    precision = Precision(request.precision).on(
-        gpu=request.device == "cuda" and bool(gpus())
-    )  # it may multiply in TF32
+    # A GPU may multiply in TF32.
+    precision = Precision(request.precision).on(gpu=request.device == "cuda" and bool(gpus()))
     return Prepared(feeds, answers, f"{source}, one request at a time", precision, computed)
 
 

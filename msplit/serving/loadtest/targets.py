@@ -47,15 +47,12 @@ class Target(Protocol):
 
     def run(self, table: RequestTable, watch: Watch, timeout: float | None, /) -> Mapping[str, int]:
         """Answers requests until no more will be sent. Returns each error message with its count."""
-        ...
 
     def facts(self) -> Mapping[str, Any]:
         """Facts, such as the counts of a pool."""
-        ...
 
     def close(self) -> None:
         """Gives back everything that it holds."""
-        ...
 
 
 ECHO, ECHO_THREADS = "echo", "echo, threads"
@@ -98,7 +95,6 @@ def echoes(feeds: Sequence[Arrays], answers: Sequence[Arrays], threads: int) -> 
         return drive(table, echo, feeds, watch, timeout=timeout)
 
     def called(table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
-        del timeout
         return call(table, [echo.step] * threads, feeds, watch)
 
     found: list[Target] = [LocalTarget(ECHO, "answers at once, without running anything", answers, driven)]
@@ -147,7 +143,6 @@ class ProcessTarget:
 
     def run(self, table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
         """Has the processes answer a run, and watches them meanwhile. Returns each error message with its count."""
-        del table
         problems = Counter[str]()
         for process in self._processes:
             process.send(timeout)

@@ -234,7 +234,7 @@ class _Kinds:
         self._flat, self._inputs, self._inside, self._outside = flat, inputs, inside, outside
         self._foreseen, self._written = foreseen, written
         self._listed = listed()
-        self.no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
+        self.no_tensor = {key for key in outside if flat.dtype(*key) in _NO_TENSOR}
         self.variables: set[Key] = set()
         self.shapes: dict[Key, NDArray[Any]] = {}
         self._early, self._held = early, held
@@ -280,7 +280,7 @@ class _Kinds:
         # The host's: nobody's where it has no such kernel, and in the way where it comes behind work for the device.
         elif not covered or any(key in self.no_tensor for key in self._inputs[node]):
             heavy = False
-            is_handle = any(_dtype(self._flat, key) == "resource" for key in read)
+            is_handle = any(self._flat.dtype(*key) == "resource" for key in read)
             if not covered and (not self._runs_on_host(node, within.missing) or (is_handle and self._written)):
                 self.missing.append(node)
             elif not can_precede:
@@ -330,7 +330,7 @@ class _Kinds:
         count = schema.output_count(self._flat.graph.ops[node], self._flat.graph.attrs[node]) or 0
         for key in ((node, port) for port in range(count)):
             self._on_host.add(key)
-            if _dtype(self._flat, key) in _NO_TENSOR:
+            if self._flat.dtype(*key) in _NO_TENSOR:
                 self.no_tensor.add(key)
             if self._foreseen is not None and self._foreseen.shape(key) is None:
                 self._unfixed.add(key)
@@ -343,7 +343,7 @@ class _Kinds:
 
         Products are the device's. Rows of a table are, too, but for lists of ids of any length.
         """
-        op, dtype = self._flat.graph.ops[node], str(_dtype(self._flat, (node, 0)))
+        op, dtype = self._flat.graph.ops[node], self._flat.dtype(node)
         held = node in self._held or node in self._of_work or _draws(self._flat, self._inside, node)
         if self._foreseen is None or held:
             return False
@@ -380,12 +380,12 @@ class _Kinds:
                 if key in there or key[0] in behind or key[0] not in self._after_work:
                     continue
                 op = self._flat.graph.ops[key[0]]
-                if op in LISTS and (op in _FLOWS or _dtype(self._flat, key) in _NO_TENSOR):
+                if op in LISTS and (op in _FLOWS or self._flat.dtype(*key) in _NO_TENSOR):
                     behind.add(key[0])  # a list is made anew, of the same tensors
                     waiting.append(key[0])
                 else:
                     handed[key] = None
-        if self._between or any(key in self.no_tensor or _dtype(self._flat, key) in _NO_TENSOR for key in handed):
+        if self._between or any(key in self.no_tensor or self._flat.dtype(*key) in _NO_TENSOR for key in handed):
             return set(), {}
         return behind, dict(sorted(handed.items()))
 
@@ -412,12 +412,6 @@ def _with_ancestors(
         return [key[0] for key in inputs[node] if key not in outside and key[0] not in not_these]
 
     return reached(roots, before)
-
-
-def _dtype(flat: FlatGraph, key: Key) -> str | None:
-    attrs = flat.graph.attrs[key[0]]
-    found = schema.output_dtype(flat.graph.ops[key[0]], attrs, key[1]) or attrs.get("dtype")
-    return found if isinstance(found, str) else None
 
 
 def unknown_effects(flat: FlatGraph, partition: Partition) -> list[str]:

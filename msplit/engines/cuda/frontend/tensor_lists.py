@@ -107,7 +107,6 @@ def _size(values: Values, op: Op) -> list[Result]:
 
 
 def _make_stack(values: Values, op: Op) -> list[Result]:
-    del values
     return [TensorList((), str(op.attrs["elem_type"]), None)]
 
 
@@ -238,7 +237,6 @@ def _zeros_like(values: Values, op: Op) -> list[Result]:
 
 
 def _optional(values: Values, op: Op) -> list[Result]:
-    del values
     return [TensorList(tuple(op.inputs), lists.OPTIONAL, None)]
 
 

@@ -43,9 +43,14 @@ from msplit.engines.cuda.ir.node import Node, Unsupported
 LoweringFunction = Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Listed:
-    """Facts about an op's lowering that are known without PyTorch; the attributes are those of `Lowering`."""
+    """Facts about an op's lowering that are known without PyTorch.
+
+    Attributes:
+        dynamic: The output's shape depends on values: eager only, never captured.
+        unless: Attribute that, where it is true, makes the shape of a dynamic op independent of values.
+    """
 
     dynamic: bool = False
     unless: str = ""
@@ -56,15 +61,13 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Lowering:
+class Lowering(Listed):
     """The function that runs an op, and what has to be known to call it.
 
     Attributes:
         function: Takes the node and its data inputs.
         static: Positions of the inputs that come as NumPy arrays, known before the run.
-        dynamic: The output's shape depends on values: eager only, never captured.
         mutates: Positions of the inputs that it changes in place: output 0 is the first of them, afterwards, and so on.
-        unless: Attribute that, where it is true, makes the shape of a dynamic op independent of values.
         shape_only: The result depends only on its input's shape and dtype, so that it is known before the run (Shape, Size, Rank).
         own: The engine makes this op of several nodes: no file has it.
         file: Module that defines it, for the documentation.
@@ -73,16 +76,10 @@ class Lowering:
     op: str
     function: LoweringFunction
     static: tuple[int, ...] = ()
-    dynamic: bool = False
     shape_only: bool = False
     own: bool = False
     file: str = ""
-    unless: str = ""
     mutates: tuple[int, ...] = ()
-
-    def dynamic_with(self, attrs: Mapping[str, Any]) -> bool:
-        """Returns whether it is dynamic for a node with these attributes."""
-        return self.dynamic and not (self.unless and attrs.get(self.unless, False))
 
     @property
     def summary(self) -> str:
@@ -121,7 +118,8 @@ def lowering(
         for op in ops:
             if op in _TABLE:
                 raise ValueError(f"{op} has a lowering already, in {_TABLE[op].file}")
-            _TABLE[op] = Lowering(op, lowered, static, dynamic, shape_only, own, function.__module__, unless, mutates)
+            known = (shape_only, own, function.__module__, mutates)
+            _TABLE[op] = Lowering(op, lowered, static, *known, dynamic=dynamic, unless=unless)
         return lowered
 
     return register
@@ -138,4 +136,4 @@ def table() -> Mapping[str, Lowering]:
 def listed() -> Mapping[str, Listed]:
     """Every op of TensorFlow's that has a lowering, as `scripts/make_ops_doc.py` has written them down. Needs no PyTorch."""
     found = json.loads((Path(__file__).parents[3] / "opset" / "data" / "lowered.json").read_bytes())
-    return {op: Listed(op in found["dynamic"], found["dynamic"].get(op, "")) for op in found["ops"]}
+    return {op: Listed(dynamic=op in found["dynamic"], unless=found["dynamic"].get(op, "")) for op in found["ops"]}

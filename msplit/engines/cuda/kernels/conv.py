@@ -287,9 +287,8 @@ def convolve_siblings(
         partial = data.new_empty(parts * grid[0] * grid[1] * in_tile * in_columns, dtype=torch.float32)
     # The kernel divides by multiplying: positions by sizes of the result, steps by the channels and by a row of the window.
     divisors = vertical.outputs, horizontal.outputs, shares(channels, summands), horizontal.kernel
-    by, shifts = zip(
-        *(reciprocal(max(divisor, 1)) for divisor in divisors), strict=True
-    )  # 0 where there is nothing to do
+    # A divisor is 0 where there is nothing to do.
+    by, shifts = zip(*(reciprocal(max(divisor, 1)) for divisor in divisors), strict=True)
     launch(_CONVOLVE, (*grid, parts))(
         data,
         flat,

@@ -3,8 +3,6 @@
 Forms of an op that get other inputs as arrays are decorators above each other, the common form lowest, since each one wraps those below it.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

@@ -20,25 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from msplit.engines.cuda.autotune import batched_matmul
+from msplit.engines.cuda.ir import windows
 from msplit.engines.cuda.ir.dtypes import torch_dtype, wider_type
 from msplit.engines.cuda.ir.graph import RESULT
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ir.windows import (
-    CAST_FROM,
-    NO_PROLOGUE,
-    PROLOGUE,
-    PROLOGUE_STEPS,
-    ROUNDED,
-    ROUNDS,
-    SIBLINGS,
-    TILES,
-    TO_TF32,
-    Prologue,
-    channels_first,
-    for_products,
-    to_tf32,
-)
 from msplit.engines.cuda.kernels import channelwise, conv
 from msplit.engines.cuda.kernels import matmul as kernels
 from msplit.engines.cuda.kernels import mlp as layers_behind
@@ -80,7 +66,7 @@ def fused_matmul(node: Node, a: Tensor, b: Tensor, *args: Tensor) -> Tensor:
         found = torch._addmm_activation(args[0], a, b, use_gelu=IN_LIBRARY[steps[1]])
     else:
         found = _follow(node, torch.addmm(args[0], a, b), list(args[1:]), steps[1:], first=False)
-    return for_products(node, found.to(result))
+    return windows.for_products(node, found.to(result))
 
 
 @lowering("_FusedConv2D", "_FusedDepthwiseConv2dNative")
@@ -98,30 +84,30 @@ def fused_convolution(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -
 @lowering("_PrologueConv2D", own=True)
 def convolution_with_prologue(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
     """A convolution of NHWC data that are scaled, shifted or cut off below zero first, as the attribute `_prologue` says."""
-    steps = own_attribute(node, PROLOGUE)
+    steps = own_attribute(node, windows.PROLOGUE)
     count = len(args) - len({*steps} - {"relu"})
     return _convolved(node, data, filter, args[:count], _prologue(steps, args[count:]))
 
 
-def _prologue(steps: tuple[str, ...], operands: tuple[Tensor, ...]) -> Prologue:
+def _prologue(steps: tuple[str, ...], operands: tuple[Tensor, ...]) -> windows.Prologue:
     """The prologue of some steps, those of which have an operand that have one."""
     rest = iter(operands)
-    scale, shift = (next(rest) if step in steps else None for step in PROLOGUE_STEPS[:2])
-    return Prologue(scale, shift, "relu" in steps)
+    scale, shift = (next(rest) if step in steps else None for step in windows.PROLOGUE_STEPS[:2])
+    return windows.Prologue(scale, shift, "relu" in steps)
 
 
 @lowering("_CastConv2D", own=True)
 def convolution_with_cast(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
     """A convolution of NHWC data of another type, as the attribute `_cast_from` says, which are converted to the filter's."""
-    own_attribute(node, CAST_FROM)
+    own_attribute(node, windows.CAST_FROM)
     return _convolved(node, data, filter, args)
 
 
 def _convolved(
-    node: Node, data: Tensor, filter: Tensor, args: tuple[Tensor, ...], prologue: Prologue = NO_PROLOGUE
+    node: Node, data: Tensor, filter: Tensor, args: tuple[Tensor, ...], prologue: windows.Prologue = windows.NO_PROLOGUE
 ) -> Tensor:
     steps = _steps(node)
-    first, rounds = channels_first(node), 0 in node.get(ROUNDS, ())
+    first, rounds = windows.channels_first(node), 0 in node.get(windows.ROUNDS, ())
     if not steps or steps[0] != "BiasAdd":
         result = convolve(node, data, filter, Epilogue(rounds=rounds and not steps), prologue)
         return _follow(node, result, list(args), steps, first=first, rounds=rounds)
@@ -154,7 +140,7 @@ def _follow(
             result = normalize(result, scale, offset, mean, variance, node.get("epsilon", EPSILON), first)
         else:
             result = activate(step, node.get("leakyrelu_alpha", LEAKY_ALPHA))(result)
-    return to_tf32(result) if rounds and steps else result
+    return windows.to_tf32(result) if rounds and steps else result
 
 
 def _steps(node: Node) -> tuple[str, ...]:
@@ -174,10 +160,10 @@ def _steps(node: Node) -> tuple[str, ...]:
     return steps
 
 
-@lowering(TO_TF32, own=True)
+@lowering(windows.TO_TF32, own=True)
 def rounded(node: Node, x: Tensor) -> Tensor:
     """Float32 rounded to TF32."""
-    return to_tf32(x)
+    return windows.to_tf32(x)
 
 
 @lowering("_GroupedMatMul", own=True)
@@ -212,14 +198,14 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
 
     Their filters and biases lie side by side along the output channels; the attribute `_siblings` says how many each has.
     """
-    sizes = own_attribute(node, SIBLINGS)
+    sizes = own_attribute(node, windows.SIBLINGS)
     activation = "Relu" if "Relu" in node.get("fused_ops", ()) else ""
-    tiles, rounds = node.get(TILES), node.get(ROUNDS, ())
+    tiles, rounds = node.get(windows.TILES), node.get(windows.ROUNDS, ())
     if tiles is not None and can_launch(data.device):
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         if conv.fits(data, filter, frames):
             rooms = {number: room for number, room in node.room.items() if conv.fits_in(room)}
-            behind, rounded = Epilogue(bias, activation=activation), bool(node.get(ROUNDED))
+            behind, rounded = Epilogue(bias, activation=activation), bool(node.get(windows.ROUNDED))
             found = conv.convolve_siblings(
                 data, filter, frames, tiles, sizes, behind, rooms=rooms, rounded=rounded, rounds=rounds
             )
@@ -235,7 +221,7 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
 def mlp(node: Node, data: Tensor, *args: Tensor) -> Tensor:
     """Two dense layers with their biases and activations; of NHWC data their mean over height and width is what the first one reads."""
     layers = _layers(node, args)
-    pooled, tiles = data.dim() > layers.matrices[0].dim(), node.get(TILES)
+    pooled, tiles = data.dim() > layers.matrices[0].dim(), node.get(windows.TILES)
     if tiles is not None and can_launch(data.device):
         found = layers_behind.mlp(
             data.flatten(1, 2) if pooled else data.unsqueeze(1), layers, tiles, _result(node, data)
@@ -250,9 +236,9 @@ def classifier(node: Node, data: Tensor, weights: Tensor, *args: Tensor) -> Tens
     """A dense layer with bias and activation, perhaps a softmax behind it; of NHWC data it reads their mean over height and width."""
     softmax = bool(own_attribute(node, CLASSIFIER_SOFTMAX))
     (activation,), (biased,) = node.attrs[MLP_ACTIVATIONS], node.attrs[MLP_BIASED]
-    prologue = _prologue(node.get(PROLOGUE, ()), args[biased:])
+    prologue = _prologue(node.get(windows.PROLOGUE, ()), args[biased:])
     dense = Dense(weights, args[0] if biased else None, activation, softmax, _result(node, data), prologue)
-    data, tiles = data.flatten(1, 2) if data.dim() > weights.dim() else data.unsqueeze(1), node.get(TILES)
+    data, tiles = data.flatten(1, 2) if data.dim() > weights.dim() else data.unsqueeze(1), node.get(windows.TILES)
     if tiles is not None and can_launch(data.device):
         found = classify(data, dense, tiles)
         if found is not None:
@@ -270,7 +256,7 @@ def convolution_and_squeeze(node: Node, data: Tensor, filter: Tensor, *args: Ten
     """A convolution of each channel by itself, and two dense layers of the mean of its result: both results."""
     count = 2 + sum(own_attribute(node, MLP_BIASED))
     args, layers = args[:-count], _layers(node, args[-count:])
-    tiles = node.get(TILES)
+    tiles = node.get(windows.TILES)
     if tiles is not None and can_launch(data.device):
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
@@ -343,7 +329,11 @@ def attention(node: Node, query: Tensor, key: Tensor, value: Tensor, bias: Tenso
 def _attend(node: Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     scale, causal, kernel = float(node.get("scale", 1.0)), bool(node.get("causal")), node.get(KERNEL)
     if kernel in ATTENTION_TILES and can_launch(query.device):
-        tf32, rounded, rounds = torch.backends.cuda.matmul.allow_tf32, bool(node.get(ROUNDED)), bool(node.get(ROUNDS))
+        tf32, rounded, rounds = (
+            torch.backends.cuda.matmul.allow_tf32,
+            bool(node.get(windows.ROUNDED)),
+            bool(node.get(windows.ROUNDS)),
+        )
         return kernels.attention(
             query,
             key,
@@ -357,7 +347,9 @@ def _attend(node: Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
             rounds=rounds,
         )
     with _one_kernel(None if kernel in ATTENTION_TILES else kernel):
-        return for_products(node, scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale))
+        return windows.for_products(
+            node, scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
+        )
 
 
 def _ordered(tensor: Tensor, term: str, order: str, size: Mapping[str, int]) -> Tensor:

@@ -309,9 +309,8 @@ def average_pool_grad(node: Node, shape: np.ndarray, gradients: Tensor) -> Tenso
     # (github.com/pytorch/pytorch/issues/188344).
     kernel, strides = [frame.kernel for frame in frames], [frame.stride for frame in frames]
     reach = [(frame.outputs - 1) * frame.stride + frame.kernel for frame in frames]
-    data = windows.empty_in_layout(
-        moved, (*moved.shape[:2], *reach), windows.keeps_channels_last(node)
-    )  # whose numbers nobody reads
+    # Nobody reads the numbers in it.
+    data = windows.empty_in_layout(moved, (*moved.shape[:2], *reach), windows.keeps_channels_last(node))
     none, whole = [0] * len(frames), math.prod(frame.kernel for frame in frames if not (frame.before or frame.after))
     found = _AVERAGE_POOL_GRAD[len(frames)](moved, data, kernel, strides, none, False, True, whole)
     pads = [-pad for pad in _pads(frames)]

@@ -107,7 +107,6 @@ class DryRunTracer(Tracer):
 
     def feed(self, feeds: Mapping[str, NDArray[np.generic]]) -> None:
         """Inputs and large constants as tensors without data."""
-        del feeds
         named = {key: self._given[name] for name, key in self.graph.feeds.items()}
         for key, value in {**named, **self._large}.items():
             if value.shape is None:

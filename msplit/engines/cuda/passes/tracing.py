@@ -132,12 +132,10 @@ class Tracer:
 
     def skips(self, op: Op) -> bool:
         """Returns whether an op, with all that it becomes, is to be left out. None is."""
-        del op
         return False
 
     def forgives(self, op: Op, problem: EngineError) -> bool:
         """Returns whether to go on behind an op that the engine refuses. It is not."""
-        del op, problem
         return False
 
     def forget(self, op: Op, kept_alive: Set[Key] = frozenset()) -> None:

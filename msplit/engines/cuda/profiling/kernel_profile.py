@@ -361,7 +361,7 @@ L2_BYTES = 1 << 23
 
 def constants(timer: CudaTimer, device: torch.device) -> Constants:
     """Measures the device with at least 16 lanes of its timer; a second or so."""
-    tiny = _tiny(device)
+    tiny = [_pointwise(device, 1024) for _ in range(16)]  # one for each lane, on memory of its own
     chain = {length: timer.graph_us([[tiny[0]] * length]) for length in (100, 1000)}
     node = (chain[1000] - chain[100]) / 900
     launch = max(timer.graph_us([[tiny[0]]]) - node, 0.0)
@@ -386,11 +386,6 @@ def constants(timer: CudaTimer, device: torch.device) -> Constants:
         crossing_us=_crossing(timer, tiny) - node,
         concurrency=_concurrency(timer, device, launch),
     )
-
-
-def _tiny(device: torch.device) -> list[Call]:
-    """One tiny kernel per lane, on memory of its own."""
-    return [_pointwise(device, 1024) for _ in range(16)]
 
 
 def _fork_join(timer: CudaTimer, tiny: list[Call], width: int) -> float:

@@ -482,7 +482,8 @@ class CudaExecutable(Executable):
             return Timeline((), (), "nothing runs on the device")
         if self._others:  # the clocks of two GPUs have nothing in common
             return Timeline((), (), "steps on several GPUs are not timed in parts")
-        plain = statistics.median(self.device_times(TIMELINE_RUNS))
+        with self.state.kept():
+            plain = statistics.median(self.device_times(TIMELINE_RUNS))
         taps: list[EventTap] = []
 
         def tap() -> EventTap:

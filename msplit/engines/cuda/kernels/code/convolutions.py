@@ -66,9 +66,8 @@ def _prepared(  # type: ignore[no-untyped-def]
         value += tl.load(shift + channel, mask=exists, other=0)[None, :].to(tl.float32)
     if CUT:
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    if (
-        not POINT
-    ):  # else nothing is padded, and what is made of pixels or channels that there are not is used for no result
+    # With POINT nothing is padded, and what is made of pixels or channels that there are not is used for no result.
+    if not POINT:
         value = tl.where(inside, value, 0.0)
     return value.to(a.dtype)
 

@@ -20,18 +20,7 @@ from msplit.engines.cuda.ops.embedding import IN_ORDER
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch
 from msplit.engines.cuda.passes.horizontal_fusion.weights import grouped_attrs
 from msplit.engines.cuda.passes.pattern import Readers, channels_last, heights, value_key
-from msplit.opset import schema
-from msplit.opset.traits import (
-    BATCH_MATMULS,
-    EPILOGUE_STEPS,
-    EXCHANGES,
-    GATHERS,
-    JOINS,
-    MATMULS,
-    RESHAPES,
-    VIEWS,
-    ops_with,
-)
+from msplit.opset import schema, traits
 
 Build = Callable[[Batch], list[Key]]
 """Makes the ops of a merge; the stacked value per output port. It raises `Unproved` where these members can not be merged."""
@@ -167,7 +156,7 @@ def product(m: Batch) -> list[Key]:
     """Matrix products: of one matrix with all rows below each other, or batched."""
     attrs = m.op.attrs
     steps = tuple(str(step) for step in attrs.get("fused_ops", ())) if m.op.op == "_FusedMatMul" else ()
-    simple = not steps or (steps[0] == "BiasAdd" and len(steps) <= 2 and EPILOGUE_STEPS.isdisjoint(steps[1:]))
+    simple = not steps or (steps[0] == "BiasAdd" and len(steps) <= 2 and traits.EPILOGUE_STEPS.isdisjoint(steps[1:]))
     turned = bool(attrs.get("transpose_a"))
     require(simple and m.slots == 2 + bool(steps) and not (turned and steps))
     if m.shared(1) and not turned:
@@ -226,14 +215,14 @@ _LARGE_VALUE = 1 << 22
 """Elements: likewise, in reading and writing."""
 
 BATCH_RULES: dict[str, BatchRule] = {
-    **dict.fromkeys(sorted(ops_with("stacks")), BatchRule(pointwise)),
+    **dict.fromkeys(sorted(traits.ops_with("stacks")), BatchRule(pointwise)),
     "BiasAdd": BatchRule(bias_add),
     "BiasAddGrad": BatchRule(bias_gradient, 1.0),
-    **dict.fromkeys(sorted(ops_with("operands agree")), BatchRule(stacked)),
+    **dict.fromkeys(sorted(traits.ops_with("operands agree")), BatchRule(stacked)),
     "AddN": BatchRule(stacked, 1.0),
-    **dict.fromkeys(sorted(ops_with("softmax")), BatchRule(stacked, 1.0)),
-    **dict.fromkeys(sorted(ops_with("reduction")), BatchRule(reduction, 1.0)),
-    **dict.fromkeys(sorted(RESHAPES), BatchRule(reshape, 0.0)),
+    **dict.fromkeys(sorted(traits.ops_with("softmax")), BatchRule(stacked, 1.0)),
+    **dict.fromkeys(sorted(traits.ops_with("reduction")), BatchRule(reduction, 1.0)),
+    **dict.fromkeys(sorted(traits.RESHAPES), BatchRule(reshape, 0.0)),
     "Transpose": BatchRule(transpose, 0.0),
     "_Bucketize": BatchRule(stacked, 1.0),
     "UnsortedSegmentSum": BatchRule(segment_sum, 1.0),
@@ -244,15 +233,15 @@ BATCH_RULES: dict[str, BatchRule] = {
     "StridedSlice": BatchRule(strided_slice, 0.0),
     "ConcatV2": BatchRule(concat, 1.0),
     "Pack": BatchRule(pack, 1.0),
-    **dict.fromkeys(sorted(BATCH_MATMULS), BatchRule(pointwise, 1.0)),
-    **dict.fromkeys(sorted(MATMULS), BatchRule(product, 1.0, weights=1)),
-    **dict.fromkeys(sorted(GATHERS), BatchRule(lookup, 1.0, weights=0, lookup=True)),
+    **dict.fromkeys(sorted(traits.BATCH_MATMULS), BatchRule(pointwise, 1.0)),
+    **dict.fromkeys(sorted(traits.MATMULS), BatchRule(product, 1.0, weights=1)),
+    **dict.fromkeys(sorted(traits.GATHERS), BatchRule(lookup, 1.0, weights=0, lookup=True)),
 }
 
 
 FORWARD = 3
 """Ops ahead that must read two ops alike for a merge that costs something."""
-_MEETINGS = JOINS | EXCHANGES
+_MEETINGS = traits.JOINS | traits.EXCHANGES
 _CHAIN = 12
 """Ops ahead whose kernels are counted for what a merge saves."""
 
@@ -282,7 +271,7 @@ class Signatures:
             for slot, (producer, port) in enumerate(op.inputs):
                 self._readers.setdefault(producer, []).append((port, slot, number))
         self.forward = self._forward()
-        self.height = heights(graph, Readers(graph), lambda op: op.op not in VIEWS)
+        self.height = heights(graph, Readers(graph), lambda op: op.op not in traits.VIEWS)
         self.chain = self._chain()
 
     def _number(self, what: Any) -> int:
@@ -324,7 +313,7 @@ class Signatures:
 
     def _chain(self) -> dict[int, float]:
         ops, current = self._graph.ops, dict.fromkeys(self._graph.ops, 0.0)
-        own = {number: BATCH_RULES[ops[number].op].kernels for number in self.own if ops[number].op not in JOINS}
+        own = {number: BATCH_RULES[ops[number].op].kernels for number in self.own if ops[number].op not in traits.JOINS}
         for _ in range(_CHAIN):
             ahead = ((number, [current[by] for _, _, by in self._readers.get(number, ())]) for number in own)
             current = current | {number: own[number] + max(behind, default=0.0) for number, behind in ahead}
@@ -352,4 +341,4 @@ def value_types(graph: OpGraph) -> dict[Key, str]:
     return types
 
 
-_ONE_TYPE = VIEWS | ops_with("one type")
+_ONE_TYPE = traits.VIEWS | traits.ops_with("one type")

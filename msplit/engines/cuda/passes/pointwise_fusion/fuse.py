@@ -130,7 +130,6 @@ class _Made(dict[tuple[Any, ...], Kernel | str]):
     """Kernels that were compiled for one device, or the reason why they could not be."""
 
     def __init__(self, device: Device) -> None:
-        del device
         super().__init__()
 
 

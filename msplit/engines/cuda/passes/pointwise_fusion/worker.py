@@ -122,7 +122,6 @@ def _only_compile() -> None:
     precompile = CachingAutotuner.precompile
 
     def compile_only(self: Any, warm_cache_only: bool = False, *rest: Any, **options: Any) -> None:
-        del warm_cache_only
         precompile(self, True, *rest, **options)
 
     CachingAutotuner.precompile = compile_only
