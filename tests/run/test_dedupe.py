@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ import pytest
 import msplit
 from msplit import api
 from msplit.engines.base import Job
-from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
+from msplit.engines.cuda.options import EngineOptions, SharedRows
 from msplit.engines.onnxruntime import OnnxRuntime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.report import benchmark
 from msplit.report.document import plain
 from msplit.report.render import to_markdown
-from msplit.run.compilation import dedupe
+from msplit.run.compilation import CompiledSetup, chosen_variant, dedupe
 from msplit.run.setup import AblationStep
 from msplit.verify.results import Variant
 from tests.assignment.test_plans import QUICK
@@ -161,3 +163,17 @@ def test_tensorflow_rows_say_how_many_devices_are_used(tmp_path: Path) -> None:
     found = msplit.bench(flat, engine="tensorflow", streams=(2, 16), batch=2, settings=QUICK, ruleset="auto")
     assert [one.label for one in found.result.variants][2:] == ["TensorFlow, 6 logical devices"]
     assert "the row 'TensorFlow, 6 logical devices' is what runs for 16 streams" in found.notes
+
+
+@pytest.mark.parametrize(("shared_us", "chosen"), [(33.5, "repeated"), (31.5, "repeated"), (31.0, "once")])
+def test_rows_are_computed_once_where_that_should_gain_more_than_predictions_are_off(shared_us, chosen):
+    def variant(label: str, *, whole: bool) -> Variant:
+        options = EngineOptions(device="cpu", shared=SharedRows(("user",), (("user", 1),), whole=whole))
+        one = placed([0], "1", label)
+        return replace(one, engine=ENGINE, job=replace(one.job, options=options))
+
+    steps = (AblationStep("grouped", "once", None, shared_us), AblationStep("users repeated", "repeated", None, 33.0))
+    variants = (variant("once", whole=False), variant("repeated", whole=True))
+    made = CompiledSetup(variants, steps, None, {}, "", (), ())
+    setup = SimpleNamespace(engine=ENGINE, request=SimpleNamespace(plan=None))
+    assert chosen_variant(setup, made).label == chosen
