@@ -86,6 +86,9 @@ def share_rows(graph: OpGraph, sharing: Sharing) -> bool:
             op.inputs = [spread.get(key, key) for key in op.inputs]
     graph.fetches = {name: spread.get(key, key) for name, key in graph.fetches.items()}
     graph.sort()
+    if sharing.whole:  # the rows are as others, of which no product is split
+        for number, _ in spread.values():
+            del graph.ops[number].attrs[_REPEATS]
     pattern.offered(graph, lambda op: _reads_narrow(graph, op))
     return True
 
