@@ -39,7 +39,8 @@ ValueFunction = Callable[..., "Sequence[Value | None] | Value | None"]
 TABLE: dict[str, ValueFunction] = {}
 """By op, from a node and its output shapes alone. A function is called if an input has a value, or the op is in `FROM_SHAPE`."""
 
-FROM_SHAPE = ops_with("static")
+_FILLED = ops_with("filled")
+FROM_SHAPE = ops_with("static") | _FILLED
 _INTEGER_DIVISIONS, _NEEDS_ELEMENTS = ops_with("integer division"), ops_with("needs elements")
 
 
@@ -143,9 +144,25 @@ def binary(node: Node, outputs: Outputs, first: Value, second: Value) -> Value |
 
 value_function(*UNARY, needs=1)(lambda node, outputs, value: _apply(UNARY[node.op], value))
 value_function("TensorListLength", "TensorArraySizeV3")(lambda node, outputs: scalar_value(sure(node.length())))
-value_function("ZerosLike", "OnesLike", needs=1)(
-    lambda node, outputs, value: np.full(value.shape, int(node.op == "OnesLike"), dtype=value.dtype)
-)
+
+
+@value_function(*_FILLED)
+def ones_like(node: Node, outputs: Outputs) -> Value:
+    """Ones or zeros in the shape of a value that need not be known."""
+    shape, kind = [sure(size) for size in sure(outputs[0])], str(node.attr("T"))
+    require(math.prod(shape) <= LIMIT and kind.startswith(("float", "bfloat", "int", "uint", "bool")))
+    return np.full(shape, node.op == "OnesLike", np.float64 if "float" in kind else np.int64)
+
+
+@value_function("MatrixBandPart", needs=3)
+def band_part(node: Node, outputs: Outputs, value: Value, below: Value, above: Value) -> Value:
+    """Diagonals of matrices around the main one; all on a side of which a negative number is asked for."""
+    require(not (missing(below).any() or missing(above).any()))
+    rows, columns = np.indices(value.shape[-2:])
+    kept = ((below < 0) | (rows - columns <= below)) & ((above < 0) | (columns - rows <= above))
+    return np.where(kept, value, np.zeros_like(value))
+
+
 value_function("Reshape", "ExpandDims", "Squeeze", needs=1)(
     lambda node, outputs, value: value.reshape(outputs[0]) if known(outputs[0]) else None
 )
@@ -173,7 +190,9 @@ def cast(node: Node, outputs: Outputs, value: Value) -> Value | None:
     if target.startswith(("float", "bfloat")):
         return _to_float(value)
     if target == "bool":
-        return _apply(lambda a: a != 0, value) if value.dtype.kind == "i" else None
+        # What is not whole may be 0 in the float's own type.
+        require(value.dtype.kind == "i" or (np.rint(value) == value).all())
+        return _apply(lambda a: a != 0, value)
     if value.dtype.kind == "i":
         return value
     with np.errstate(all="ignore"):

@@ -101,7 +101,7 @@ def run(
             walk.force(node, forced[node])
         # What the general method does beside shapes, for those two: values, handles, and hints for open sizes.
         if recipe.same or (recipe.binary and end - first == 2):
-            if recipe.value is not None and walk.has_value(first, end):
+            if recipe.value is not None and (recipe.from_shape or walk.has_value(first, end)):
                 walk.evaluate(node, recipe, walk.view(node, first, end))
             if recipe.handle is not None and walk.result.handles:
                 walk.refer(node, recipe.handle, walk.view(node, first, end))

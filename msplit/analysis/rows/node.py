@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.shapes.registry import UNKNOWN, Node, Outputs, axis_of
+from msplit.shapes.registry import UNKNOWN, Node, Outputs, Value, axis_of
 
 NUMBERS = "numbers"
 """Mark of a tensor per row: each element is the number of its row in the batch, counted from 0."""
@@ -346,6 +346,7 @@ class View(Node):
         held: What tensor arrays hold, by the key of the node that makes each.
         numbers: `LinearSizes.varying` by what the number is.
         counted: By tensor of which each row has one, the choice of which it says how many entries the row has.
+        batched: Gives the known value of an input at the batch at which shapes are known, also of one that has rows.
     """
 
     states: list[RowState] = field(default_factory=list)
@@ -355,6 +356,7 @@ class View(Node):
     held: Arrays = field(default_factory=Arrays)
     numbers: dict[str, int] = field(default_factory=dict)
     counted: dict[str, str] = field(default_factory=dict)
+    batched: Callable[[int], Value | None] = lambda slot: None
 
     def rows(self, slot: int = 0) -> PerRow:
         """The state of an input that is per row.

@@ -43,6 +43,7 @@ from msplit.analysis.rows.node import (
 from msplit.opset.traits import ops_with
 from msplit.shapes.registry import UNKNOWN, axis_of
 from msplit.shapes.registry import Sizes as Shape
+from msplit.shapes.values import missing
 
 _SUMMED = "sums over the rows"
 
@@ -291,6 +292,12 @@ def where(view: View) -> RowState:
     if (state.axis, state.outer) != (0, 1) or (state.inner is None and not state.group):
         raise Mixes("lists what is true in another order than by rows")
     listed = PerRow(0, 1, None, group=f"where {view.sources[0]}")  # two of the same tensor choose the same
+    value = view.batched(0)
+    if (
+        value is not None and value.size and state.inner and not missing(value).any()
+    ):  # whatever rows are, such as a triangle of ones made like each
+        counts = {int(np.count_nonzero(row)) for row in value.reshape(-1, state.inner)}
+        listed = PerRow(0, 1, counts.pop()) if len(counts) == 1 else listed
     if len(view.ranked(0)) == 1:
         return replace(listed, tells=POSITIONS, origin=state)
     if state.inner != 1:

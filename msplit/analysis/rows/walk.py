@@ -290,6 +290,7 @@ class RowPass:
             held=self.arrays,
             numbers=self.setting.numbers,
             counted=self.setting.counted,
+            batched=lambda slot: self.result.value(key_of(*sources[slot])),
         )
 
     def _by_rule(self, node: int, view: View) -> RowState | list[RowState]:

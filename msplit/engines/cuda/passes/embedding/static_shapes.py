@@ -26,10 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, StandIn, known, proved, require
+from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.passes.embedding import masked_rows
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Mixed, Proof, is_grid, run_length
 from msplit.engines.cuda.passes.pattern import Readers, offered, takes_rows
-from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with, traits
+from msplit.errors import EngineError
+from msplit.opset.traits import DRAWS, GATHERS, SELECT, SPARSE_SEGMENTS, ops_with, traits
 
 
 def prove(facts: KnownValues, op: Op) -> Proof | None:
@@ -181,9 +183,36 @@ def _stitch(facts: KnownValues, op: Op) -> Proof | None:
     return Proof({0: joined if in_order else facts.gather(op, joined, source)})
 
 
+_LONGEST, _MOST_BY_SHAPE = 8, 1 << 22
+"""Ops from a condition back to what is made like a value, of which a triangle without its diagonal has four; and elements of that."""
+
+
+def _where(facts: KnownValues, op: Op) -> Proof | None:
+    """Places where a condition holds that goes by shapes alone, such as a triangle of ones made like a value."""
+    return Proof({0: np.argwhere(_by_shape(facts, op.inputs[0], _LONGEST)).astype(np.int64)})
+
+
+def _by_shape(facts: KnownValues, key: Key, most: int) -> NDArray[Any]:
+    """A value that is made of constants, and of ones or zeros like others, by so many ops at most."""
+    value = facts.array(key)
+    if value is not None:
+        return value
+    op, shape = known(facts.graph.ops.get(key[0])), known(facts.shape(key))
+    require(most > 0 and op.inputs and op.op not in DRAWS and math.prod(shape) <= _MOST_BY_SHAPE)
+    if op.op in _FILLED:
+        return np.full(shape, op.op == "OnesLike", np.dtype(known(facts.dtype(key))))
+    try:
+        made = evaluate(op, [_by_shape(facts, one, most - 1) for one in op.inputs])
+    except EngineError:  # it runs on the device, or says there what is wrong
+        made = None
+    return known(made)[key[1]]
+
+
+_FILLED = ops_with("filled")
 _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     **dict.fromkeys(GATHERS, _gather),
     "GatherNd": _gather_nd,
+    "Where": _where,
     "SparseFillEmptyRows": _fill_empty_rows,
     **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
     **dict.fromkeys(ops_with("dense segment"), _segment),

@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.analysis.rows import independent_rows
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.errors import EngineError
+from msplit.shapes.infer import inferred
 from msplit.verify.compare import compare
 from tests.campaign import examples
-from tests.engines.cuda.cases import graph_of, job, kernels, outputs_of_tensorflow, program_of
+from tests.engines.cuda.cases import assert_equals_tensorflow, graph_of, job, kernels, outputs_of_tensorflow, program_of
 from tests.engines.cuda.passes.embedding.models import EDGES, feeds_of, flat_columns
 
 pytestmark = pytest.mark.tf
@@ -264,3 +266,59 @@ def test_a_model_of_many_kinds_of_columns_next_to_each_other():
     program = CudaEngine().compile(job(flat, feeds, group=True)).program
     assert kernels(program) == ["_Columns"]
     equal(ENGINE.build(job(flat, feeds, group=True)), flat, feeds)
+
+
+def interactions(own: bool, fields: int = 4):
+    """Products of all pairs of fields, of which a triangle is kept: TensorFlow Recommenders' DotInteraction."""
+
+    def build(tf, v1):
+        given = [v1.placeholder(tf.float32, [None, 3], name=f"x{at}") for at in range(fields)]
+        fed = tf.stack(given, 1)
+        pairs = tf.matmul(fed, fed, transpose_b=True)
+        ones = tf.ones_like(pairs)
+        mask = tf.linalg.band_part(ones, -1, 0) if own else ones - tf.linalg.band_part(ones, 0, -1)
+        kept = tf.boolean_mask(pairs, tf.cast(mask, tf.bool))
+        tf.reshape(kept, [tf.shape(fed)[0], fields * (fields + (1 if own else -1)) // 2], name="y")
+
+    return build
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_mask_that_goes_by_shapes_is_captured_and_keeps_rows_apart(own):
+    flat, rng = graph_of(interactions(own), outputs=["y"]), np.random.default_rng(0)
+    feeds = {f"x{at}": rng.standard_normal((5, 3)).astype(np.float32) for at in range(4)}
+    feeds["x1"][2], feeds["x2"][3, :2] = np.nan, [np.inf, -0.0]
+    assert not ENGINE.compile(job(flat, feeds)).dynamic
+    assert_equals_tensorflow(flat, feeds)
+    assert independent_rows(flat).outputs == {"y": 1}
+
+
+@pytest.mark.parametrize("of", ["values", "places"])
+def test_a_mask_that_goes_by_more_than_shapes_keeps_no_rows_apart(of):
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        ones = tf.ones_like(x)
+        mask = ones - x > 0.5 if of == "values" else ones * tf.cast(tf.range(tf.shape(x)[0])[:, None], tf.float32) > 0.5
+        tf.identity(tf.boolean_mask(x, mask), name="y")
+
+    flat = graph_of(build, outputs=["y"])
+    assert independent_rows(flat).outputs == {}
+    for seed in range(3):
+        feeds = {"x": np.random.default_rng(seed).standard_normal((2 + seed, 4)).astype(np.float32)}
+        assert bool(ENGINE.compile(job(flat, feeds, capture=False)).dynamic) == (of == "values")
+        assert_equals_tensorflow(flat, feeds, capture=False)
+
+
+@pytest.mark.parametrize("below", [-1, 0, 1])
+@pytest.mark.parametrize("above", [-2, 0, 1])
+@pytest.mark.parametrize("size", [(2, 3, 4), (4, 2), (1, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
+def test_bands_of_ones_are_known_from_shapes_as_tensorflow_has_them(below, above, size, dtype):
+    def build(tf, v1):
+        band = tf.linalg.band_part(tf.ones_like(v1.placeholder(dtype, [None] * len(size), name="x")), below, above)
+        tf.identity(tf.cast(band, tf.int32) - tf.zeros_like(tf.cast(band, tf.int32)), name="y")
+
+    flat = graph_of(build, outputs=["y"])
+    found, _ = inferred(flat, batch=None, shapes={"x": size})
+    expected = outputs_of_tensorflow(flat, {"x": np.zeros(size, dtype)})["y"]
+    np.testing.assert_array_equal(found.value(flat.graph.index["y"]), expected)
