@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -142,10 +142,15 @@ def test_whoever_closes_it_finds_it_closed() -> None:
         assert (sorted(ended), seen) == ([0, 1, 2, 3], [4] * 4)
 
 
-def interrupt(after: float) -> None:
+def interrupt(begun: threading.Event, then: Callable[[], None] = lambda: None) -> None:
+    """Interrupts the main thread a moment after something has begun, which goes on for another moment, whatever else the machine does."""
+
     def send() -> None:
-        time.sleep(after)
+        begun.wait(SOON)
+        time.sleep(0.03)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.03)
+        then()
 
     threading.Thread(target=send, daemon=True).start()
 
@@ -164,12 +169,16 @@ def test_who_is_interrupted_leaves_all_in_order(threads: int, how: str) -> None:
             other.start()
             until(lambda: script.steps)
         future = None if how == "step" else pool.submit(feeds(1))
-        interrupt(0.03)
-        if how == "step":
-            threading.Timer(0.06, script.held.set).start()  # type: ignore[union-attr]
+        begun = threading.Event()
+        interrupt(begun, script.held.set if how == "step" else lambda: None)  # type: ignore[union-attr]
         asked = {"step": lambda: pool.step(feeds(1)), "close": pool.close}.get(how, lambda: future.result(SOON))
-        with pytest.raises(KeyboardInterrupt):
+
+        def ask() -> None:
+            begun.set()
             asked()
+
+        with pytest.raises(KeyboardInterrupt):
+            ask()
         if how != "close":
             later = pool.submit(feeds(2))
             script.held.set()  # type: ignore[union-attr]
