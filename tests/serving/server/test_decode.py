@@ -134,6 +134,17 @@ def test_a_number_that_is_not_packed_beside_a_field_without_any_is_read_alike_th
         assert {name: value.tolist() for name, value in read.parts(data).feeds(SCALARS).items()} == {"a": [1], "b": [2]}
 
 
+def test_requests_that_are_kept_are_few_and_take_little_memory() -> None:
+    read = decode.Reader(decode.predict_request)
+    sizes = [30_000 * (number % 2) for number in range(12)] + [0] * 1100
+    for number, size in enumerate(sizes):
+        read.parts(predict(x=TWO) + field(3, b"%d" % number) + field(3, b"") * size).feeds(PORTS)
+        asked = sum(layout.request.ByteSize() for layout in read._known.values())
+        assert 1 <= len(read._known) <= decode._MOST_LAYOUTS
+        assert sum(map(len, read._known)) + asked * decode._GROWS <= decode._MOST_KEPT
+    assert len(read._known) > 300  # those that are small
+
+
 COUNT = 30_000
 FLOATS = np.arange(COUNT, dtype="<f4")
 TEXT = b"\x2e" + b"a" * 46
