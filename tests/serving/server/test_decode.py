@@ -117,8 +117,14 @@ SCALARS = {"a": Port("float32", (1,), 1), "b": Port("float32", (1,), 1)}
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        (decode.predict_request, predict(a=proto(1, [1], b"\x2d" + ONE), b=proto(1, [1], field(4, b"") + field(5, OTHER)))),
-        (decode.predict_request, predict(a=proto(1, [1], b"\x2d" + ONE), b=proto(1, [1], field(20, b"") + field(5, OTHER)))),
+        (
+            decode.predict_request,
+            predict(a=proto(1, [1], b"\x2d" + ONE), b=proto(1, [1], field(4, b"") + field(5, OTHER))),
+        ),
+        (
+            decode.predict_request,
+            predict(a=proto(1, [1], b"\x2d" + ONE), b=proto(1, [1], field(20, b"") + field(5, OTHER))),
+        ),
         (
             decode.infer_request,
             infer(b"a", b"FP32", [1], field(5, b"\x35" + ONE))
