@@ -280,6 +280,8 @@ static int without_values(Bytes in, int deep, Rest *rest) {
     const uint8_t *begin = in.p;
     uint8_t *size;
     if (!field(&in, &tag, &inner, &value)) return 0;
+    /* A number outside of a packed list is a value, too. And a tag or a length of ten bytes may be larger than 64 bits. */
+    if ((tag & 7) == 2 ? inner.p - begin > 10 : deep == 2 && tag >> 3 >= (rest->infers ? 1 : 4)) return 0;
     int is_value = (tag & 7) == 2 && (deep == 2 ? rest->infers || tag >> 3 >= 4 : !deep && rest->infers && tag >> 3 == 7);
     int is_text = is_value && tag >> 3 == 8;
     if (is_value) {

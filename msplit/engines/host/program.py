@@ -74,6 +74,10 @@ class HostGraph:
             graph, *({str(key): str(value) for key, value in names[part].items()} for part in ("feeds", "fetches"))
         )
 
+    def __reduce__(self) -> tuple[Callable[..., HostGraph], tuple[Any, ...]]:
+        """A graph without the message, whose class is TensorFlow's by name: to load that takes 500 MB, or fails where there is none."""
+        return HostGraph.unpacked, (*self.packed(), "a graph of another process")
+
 
 class _Node(NamedTuple):
     """A node of a graph or of a function; inputs are ``node:port``."""

@@ -256,8 +256,9 @@ def infer_request(data: bytes) -> tuple[Any, Inputs]:
 
 # --- Requests like those before
 
-_MOST_LAYOUTS = 1024
-"""Requests of which layouts are kept."""
+_MOST_LAYOUTS, _MOST_KEPT, _GROWS = 1024, 1 << 23, 64
+"""Requests of which layouts are kept, the most bytes of them beside values, and how often those of the message without inputs count: as an
+object, an empty field takes so many times what came."""
 _VIEWED = 1 << 16
 """Bytes from which on an input is a view of its request. To copy fewer takes less than all else, and aligns them."""
 
@@ -285,7 +286,7 @@ class Reader:
     """
 
     def __init__(self, read: Callable[[bytes], tuple[Any, Inputs]]) -> None:
-        self._read, self._infers, self._known = read, read is infer_request, dict[bytes, _Layout]()
+        self._read, self._infers, self._known, self._kept = read, read is infer_request, dict[bytes, _Layout](), 0
 
     def parts(self, data: bytes) -> Parts:
         """A request.
@@ -318,8 +319,10 @@ class Reader:
             places = [
                 (name, one.shape, one.dtype, first) for (name, one), first in zip(found.items(), firsts, strict=False)
             ]
-            if len(self._known) >= _MOST_LAYOUTS:
+            self._kept += len(rest) + _GROWS * request.ByteSize()
+            if len(self._known) >= _MOST_LAYOUTS or self._kept > _MOST_KEPT:
                 self._known.clear()
+                self._kept = len(rest) + _GROWS * request.ByteSize()
             self._known[rest] = _Layout(request, ports, tuple(places))
 
 

@@ -91,6 +91,9 @@ def test_requests_that_differ_in_more_than_values_have_other_rests(other: bytes)
         field(2, field(2, b"\x42\x05a")),
         field(9, bytes(1 << 16)),
         field(2, field(2, field(8, b"") * ((1 << 16) + 1))),
+        b"\x92" + b"\x80" * 8 + b"\x02" + REQUEST[REQUEST.index(b"\x12") + 1 :],
+        field(2, field(2, b"\x08\x01\x2d" + bytes(4))),
+        field(2, field(2, b"\x08\x09\x50\x01")),
     ],
 )
 def test_what_is_damaged_or_too_much_is_left_alone(data: bytes) -> None:

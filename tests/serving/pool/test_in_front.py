@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from msplit.errors import EngineError
 from msplit.serving.server import decode, messages
 from msplit.serving.server.tensors import to_tensor_proto
 from tests import string_models
+from tests.cli.runner import ROOT
 from tests.run.test_host_builds import QUICK, answers
 from tests.serving.server.test_large import field, varint
 
@@ -132,6 +136,16 @@ def test_a_program_is_sent_to_other_processes(served: Served) -> None:
         function, values = pool.ports.before.__reduce__()
         assert function(*values) is pool.ports.before  # of equal ones there is one, vocabularies and all
         assert isinstance(pool.ports.before, HostProgram)
+
+
+def test_processes_that_are_sent_a_program_need_no_tensorflow(served: Served, tmp_path: Path) -> None:
+    with msplit.pool(served[0], device="cpu", groups=1) as pool:
+        (tmp_path / "ports").write_bytes(pickle.dumps(pool.ports))
+    code = "from tests.without_tensorflow import block; block(); import pickle, sys; ports = pickle.load(open(sys.argv[1], 'rb'))"
+    code += "; print(ports.before.compiled, 'tensorflow' in sys.modules)"
+    command = [sys.executable, "-c", code, str(tmp_path / "ports")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
 
 
 def test_what_needs_other_rows_or_more_than_a_program_in_c_runs_around_steps(tmp_path: Path) -> None:

@@ -110,6 +110,47 @@ def test_parts_of_contents_are_one_and_need_not_be_packed() -> None:
     assert PREDICTS(predict(u=proto(4, [2], unpacked))).feeds(INTS)["u"].tolist() == [1, 200]
 
 
+ONE, OTHER = (np.array(value, "<f4").tobytes() for value in (1, 2))
+SCALARS = {"a": Port("float32", (1,), 1), "b": Port("float32", (1,), 1)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (
+            decode.predict_request,
+            predict(a=proto(1, [1], b"\x2d" + ONE), b=proto(1, [1], field(4, b"") + field(5, OTHER))),
+        ),
+        (
+            decode.predict_request,
+            predict(a=proto(1, [1], b"\x2d" + ONE), b=proto(1, [1], field(20, b"") + field(5, OTHER))),
+        ),
+        (
+            decode.infer_request,
+            infer(b"a", b"FP32", [1], field(5, b"\x35" + ONE))
+            + infer(b"b", b"FP32", [1], field(5, field(20, b"") + field(6, OTHER)))[6:],
+        ),
+    ],
+)
+def test_a_number_that_is_not_packed_beside_a_field_without_any_is_read_alike_the_second_time(
+    kind: Any, data: bytes
+) -> None:
+    read = decode.Reader(kind)
+    for _ in range(3):
+        assert {name: value.tolist() for name, value in read.parts(data).feeds(SCALARS).items()} == {"a": [1], "b": [2]}
+
+
+def test_requests_that_are_kept_are_few_and_take_little_memory() -> None:
+    read = decode.Reader(decode.predict_request)
+    sizes = [30_000 * (number % 2) for number in range(12)] + [0] * 1100
+    for number, size in enumerate(sizes):
+        read.parts(predict(x=TWO) + field(3, b"%d" % number) + field(3, b"") * size).feeds(PORTS)
+        asked = sum(layout.request.ByteSize() for layout in read._known.values())
+        assert 1 <= len(read._known) <= decode._MOST_LAYOUTS
+        assert sum(map(len, read._known)) + asked * decode._GROWS <= decode._MOST_KEPT
+    assert len(read._known) > 300  # those that are small
+
+
 COUNT = 30_000
 FLOATS = np.arange(COUNT, dtype="<f4")
 TEXT = b"\x2e" + b"a" * 46
