@@ -108,7 +108,7 @@ def test_nothing_is_touched_beyond_its_end(tmp_path: Path) -> None:
         pytest.skip("there is no C compiler")
     (tmp_path / "driver.c").write_text(DRIVER % HOST_OPS.with_suffix(".c"))
     program = tmp_path / "driver"
-    flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+    flags = ["-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
     made = subprocess.run(
         [compiler, *flags, tmp_path / "driver.c", "-o", program, "-lm"], capture_output=True, text=True
     )
