@@ -38,7 +38,7 @@ from msplit.shapes.registry import (
     shape_text,
 )
 from msplit.shapes.result import InferenceState, Result, Shapes, key_of
-from msplit.shapes.values import missing
+from msplit.shapes.values import FILLED, missing
 from msplit.shapes.walk import run
 
 Fed = dict[tuple[int, int], Shape]
@@ -309,9 +309,16 @@ def _finish(graph: Graph, result: Result, done: dict[int, Shapes], function: Fun
         return done[id(result)]
     folded = np.zeros(len(graph), dtype=np.bool_)
     ops = graph.ops
+    # Ones like a value that is not known, and what is made of them, are known, too. TensorFlow computes them nevertheless.
+    written = set[int]()
     for key, value in result.values.items():
-        if isinstance(key, int) and ops[key] != "Const" and not missing(value).any():
-            folded[key] = True
+        if not isinstance(key, int) or ops[key] == "Const":
+            continue
+        if ops[key] in FILLED or written:
+            made_of = [node for node, _ in graph.inputs(key)]
+            if not written.isdisjoint(made_of) or (ops[key] in FILLED and made_of[0] not in result.values):
+                written.add(key)
+        folded[key] = key not in written and not missing(value).any()
     bodies = {
         node: {name: _finish(function.body, body, done, function) for name, (function, body) in inner.items()}
         for node, inner in result.bodies.items()

@@ -39,8 +39,8 @@ ValueFunction = Callable[..., "Sequence[Value | None] | Value | None"]
 TABLE: dict[str, ValueFunction] = {}
 """By op, from a node and its output shapes alone. A function is called if an input has a value, or the op is in `FROM_SHAPE`."""
 
-_FILLED = ops_with("filled")
-FROM_SHAPE = ops_with("static") | _FILLED
+FILLED = ops_with("filled")
+FROM_SHAPE = ops_with("static") | FILLED
 _INTEGER_DIVISIONS, _NEEDS_ELEMENTS = ops_with("integer division"), ops_with("needs elements")
 
 
@@ -146,7 +146,7 @@ value_function(*UNARY, needs=1)(lambda node, outputs, value: _apply(UNARY[node.o
 value_function("TensorListLength", "TensorArraySizeV3")(lambda node, outputs: scalar_value(sure(node.length())))
 
 
-@value_function(*_FILLED)
+@value_function(*FILLED)
 def ones_like(node: Node, outputs: Outputs) -> Value:
     """Ones or zeros in the shape of a value that need not be known."""
     shape, kind = [sure(size) for size in sure(outputs[0])], str(node.attr("T"))
