@@ -322,3 +322,33 @@ def test_bands_of_ones_are_known_from_shapes_as_tensorflow_has_them(below, above
     found, _ = inferred(flat, batch=None, shapes={"x": size})
     expected = outputs_of_tensorflow(flat, {"x": np.zeros(size, dtype)})["y"]
     np.testing.assert_array_equal(found.value(flat.graph.index["y"]), expected)
+
+
+MASKS = {
+    "as many rows as there are": (lambda tf, ones, rows: ones * tf.cast(rows > 2, tf.float32) > 0.5, 0),
+    "a band by rows": (lambda tf, ones, rows: tf.linalg.band_part(ones, rows - 1, -1) > 0.5, 0),
+    "a sum over rows": (lambda tf, ones, rows: ones * tf.reduce_sum(ones, 0) > 2.5, 0),
+    "places of rows": (lambda tf, ones, rows: tf.cumsum(ones, 0) > 1.5, 0),
+    "a constant": (lambda tf, ones, rows: tf.logical_and(ones > 0.5, tf.constant([True, False, True, False])), 2),
+    "all": (lambda tf, ones, rows: tf.cast(tf.cast(ones, tf.float16), tf.bool), 4),
+    "none": (lambda tf, ones, rows: tf.cast(tf.zeros_like(ones), tf.bool), 0),
+}
+"""Masks, and how many entries of a row each is proved to keep; 0: none is proved to."""
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_keeps_rows_apart_only_where_each_row_alone_gives_the_same(name):
+    mask, entries = MASKS[name]
+
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        tf.identity(tf.boolean_mask(x, mask(tf, tf.ones_like(x), tf.shape(x)[0])), name="y")
+
+    flat = graph_of(build, outputs=["y"])
+    assert independent_rows(flat).outputs == ({"y": entries} if entries else {})
+    for count in (1, 2, 5):
+        x = np.random.default_rng(count).standard_normal((count, 4)).astype(np.float32)
+        assert_equals_tensorflow(flat, {"x": x}, capture=False)
+        if entries:
+            alone = [outputs_of_tensorflow(flat, {"x": x[at : at + 1]})["y"] for at in range(count)]
+            np.testing.assert_array_equal(outputs_of_tensorflow(flat, {"x": x})["y"], np.concatenate(alone))
