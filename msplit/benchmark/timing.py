@@ -119,9 +119,7 @@ def _warm_up(measured: Sequence[Running], settings: Settings, tell: Progress) ->
 
 def _step(one: Running) -> float:
     """Seconds of a step. To begin data anew takes long, and is no part of it."""
-    job = one.variant.job
-    feeds = job.feeds if job.options.shared is None else job.options.shared.asked(job.feeds)
-    executable, start = one.running, time.perf_counter()
+    executable, feeds, start = one.running, one.feeds, time.perf_counter()
     try:
         executable.step(feeds)
     except EndOfData as problem:

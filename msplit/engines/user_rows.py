@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import USERS, Arrays, Feeds, is_array
-from msplit.engines.cuda.options import rows_of_users
+from msplit.engines.cuda.options import SharedRows, rows_of_users
 from msplit.errors import EngineError, WrongShape
 
 
@@ -61,6 +61,14 @@ class UserRows:
     entries: Mapping[str, int] = field(default_factory=dict)
     users: int = 1
     rows: int = 0
+
+    @classmethod
+    def of_step(cls, shared: SharedRows | None, rows: int = 0) -> UserRows:
+        """What a step of so many rows shares; nothing if `shared` is None."""
+        if shared is None:
+            return cls()
+        entries = dict(shared.entries)
+        return cls({name: entries[name] for name in shared.inputs}, shared.users, rows)
 
     def packed(self) -> dict[str, Any]:
         """JSON data."""

@@ -121,12 +121,7 @@ def _with_rows(ready: Ready) -> Runner:
     """The runner, which knows whether it may cut rows and fill them up, and what it was made of."""
     job = ready.chosen.job
     rows, shared = rows_of(job.flat, ready.setup.request), job.options.shared
-    own = (
-        UserRows()
-        if shared is None
-        else UserRows({name: dict(shared.entries)[name] for name in shared.inputs}, shared.users)
-    )
-    ready.runner.rows = RowProof.of(*rows, job.feeds, own)
+    ready.runner.rows = RowProof.of(*rows, job.feeds, UserRows.of_step(shared))
     ready.runner.renews = RunnerValues(ready.runner, ready.chosen.engine, job, ready.setup.request, ready.setup.tables)
     return ready.runner
 

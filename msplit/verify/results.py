@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from msplit.core.arguments import number, whole
 from msplit.core.statistics import Ratio, Summary
-from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline, is_array
+from msplit.engines.base import Arrays, Engine, Executable, Feeds, Job, Timeline, is_array
+from msplit.engines.user_rows import UserRows
 from msplit.errors import EndOfData, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.verify.compare import ModelComparison, compare, compare_state
@@ -277,6 +278,13 @@ class Running:
     ends: int = 0
     answers: Iterator[Arrays] | None = None
     last: dict[str, tuple[NDArray[Any], bytes]] = field(default_factory=dict)
+
+    @cached_property
+    def feeds(self) -> Feeds:
+        """Inputs of a step that is timed, as requests give them: of what is shared one row for each user."""
+        job = self.variant.job
+        shared = job.options.shared
+        return job.feeds if shared is None else UserRows.of_step(shared, shared.rows(job.feeds)).by_row(job.feeds)
 
     @property
     def passed(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from msplit.engines.cuda.options import SharedRows
 from msplit.engines.tensors import pieces_of_users
 from msplit.engines.user_rows import UserRows, one_row
 from msplit.errors import EngineError, WrongShape
+from msplit.verify.results import Running
 from tests.campaign import examples
 
 VALUES = {
@@ -115,12 +117,15 @@ def test_equal_rows_of_tensors_are_told_by_their_bytes() -> None:
         one_row({"x": 1}, {"x": nan})
 
 
-def test_a_step_of_one_user_is_timed_with_one_row_of_what_is_shared() -> None:
-    feeds = {"user": np.zeros((8, 3)), "item": np.zeros((4, 2)), "rate": np.zeros(1)}
-    shared = SharedRows(("user",), (("user", 2), ("item", 1), ("rate", 0)))
-    assert {name: value.shape for name, value in shared.asked(feeds).items()} == {
-        "user": (2, 3),
-        "item": (4, 2),
-        "rate": (1,),
-    }
-    assert SharedRows(shared.inputs, shared.entries, users=2).asked(feeds) is feeds
+@pytest.mark.parametrize("users", [1, 2])
+def test_a_step_is_timed_with_one_row_of_what_is_shared_for_each_user(users: int) -> None:
+    user = np.repeat(np.arange(users), 4 // users).repeat(2)[:, None] * np.ones(3)
+    feeds = {"user": user, "item": np.zeros((4, 2)), "rate": np.zeros(1)}
+    shared = SharedRows(("user",), (("user", 2), ("item", 1), ("rate", 0)), users)
+    job = SimpleNamespace(feeds=feeds, options=SimpleNamespace(shared=shared))
+    found = dict(Running(cast(Any, SimpleNamespace(job=job)), None).feeds)
+    index = found.pop(USERS, None)
+    assert {name: value.shape for name, value in found.items()} == {"user": (2 * users, 3), "item": (4, 2), "rate": (1,)}
+    assert index is None if users == 1 else index.tolist() == [0, 0, 1, 1]
+    of_row = np.zeros(4, int) if index is None else index
+    np.testing.assert_array_equal(found["user"].reshape(users, 2, 3)[of_row].reshape(8, 3), feeds["user"])

@@ -141,10 +141,6 @@ class SharedRows:
         entries = dict(self.entries)
         return {name: value[: rows * entries[name]] if entries.get(name) else value for name, value in feeds.items()}
 
-    def asked(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Inputs as a request gives them: where a step has one user, one row of each that is shared."""
-        return {**feeds, **self.first({name: feeds[name] for name in self.inputs}, 1)} if self.users == 1 else feeds
-
     def repeated(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs of which those that are shared have the first rows, one for each user, everywhere: as many for each as there is room for,
         one behind the other."""
