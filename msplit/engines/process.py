@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,6 +19,17 @@ from msplit.errors import EngineError, MsplitError
 
 _GRACE = 1.0
 """Seconds that a process has to end by itself."""
+
+WEIGHTS: ContextVar[tuple[socket.socket, socket.socket] | None] = ContextVar("WEIGHTS", default=None)
+"""Socket, with both of its ends, through which processes with one build on one device share the memory of its weights."""
+
+
+def shared_weights() -> tuple[socket.socket, socket.socket]:
+    """A new socket for `WEIGHTS`. Its message says how many bytes the memory has, which is none yet."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ends[1].send(b"0")
+    return ends
+
 
 LOST = (EOFError, OSError)
 """Errors of a pipe whose other end is gone."""

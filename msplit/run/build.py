@@ -462,6 +462,7 @@ def _bring(folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: 
                 fits=not serious,
                 tables=manifest.tables,
             )
+        notes += opened.notes
         restored, references = {}, dict[str, Reference]()
         for bucket in manifest.rungs:
             with phase("loading kernels"):

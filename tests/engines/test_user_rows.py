@@ -125,7 +125,11 @@ def test_a_step_is_timed_with_one_row_of_what_is_shared_for_each_user(users: int
     job = SimpleNamespace(feeds=feeds, options=SimpleNamespace(shared=shared))
     found = dict(Running(cast(Any, SimpleNamespace(job=job)), None).feeds)
     index = found.pop(USERS, None)
-    assert {name: value.shape for name, value in found.items()} == {"user": (2 * users, 3), "item": (4, 2), "rate": (1,)}
+    assert {name: value.shape for name, value in found.items()} == {
+        "user": (2 * users, 3),
+        "item": (4, 2),
+        "rate": (1,),
+    }
     assert index is None if users == 1 else index.tolist() == [0, 0, 1, 1]
     of_row = np.zeros(4, int) if index is None else index
     np.testing.assert_array_equal(found["user"].reshape(users, 2, 3)[of_row].reshape(8, 3), feeds["user"])

@@ -80,10 +80,14 @@ def mapped(place: Place) -> Values:
 
 
 class GivenValues:
-    """Values that the processes of a pool were given since they were opened, as far as they count for another one."""
+    """Values that the processes of a pool were given since they were opened, as far as they count for another one.
+
+    Attributes:
+        begun: True since they were to be given any.
+    """
 
     def __init__(self) -> None:
-        self._number = 0
+        self._number, self.begun = 0, False
         self._path, self._stamp = "", _stamp("")
         self._arrays: dict[str, Any] = {}
         self._rows: dict[str, tuple[Any, Any]] = {}
@@ -111,6 +115,7 @@ class GivenValues:
             raise MsplitError(f"{type(source).__name__} has no values", fix="give a model, a checkpoint, or arrays")
         stamp = _stamp(source) if isinstance(source, str) else self._stamp
         rows = {name: (np.array(ids), np.array(values)) for name, (ids, values) in (rows or {}).items()}
+        self.begun = True
         with shared((source, rows)) as place:
             found = _agreed(processes, place, self._number + 1, over)
         self._number += 1

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.base import Arrays, Executable, Feeds
+from msplit.engines.process import shared_weights
 from msplit.engines.table_rows import LookupCounts, no_lookups
 from msplit.errors import MsplitError
 from msplit.progress import Progress
@@ -293,15 +294,19 @@ def make_processes(
     memory = None if settings.max_memory is None else settings.max_memory // shares
     own = [replace(settings, max_queue=0, max_memory=memory, workers=None)]  # the last one holds from now on
     processes, members, given = list[PoolProcess](), list[Member](), GivenValues()
+    # What is compiled here may have other weights in each process: a kernel that measures faster reads them in another order.
+    weights = {place: shared_weights() for place in places if together and places.count(place) > 1}
+
+    def started(number: int) -> PoolProcess:
+        ends = weights.get(places[number], ())
+        return PoolProcess(places[number], lambda: make(number, own[-1]), cores, ends, lambda: not given.begun)
+
     try:
         for number, place in enumerate(places):
             tell("starting processes", number / len(places))
             if len(processes) <= number:
                 last = len(places) if number or (together and settings.groups != AUTO) else 1
-                processes += [
-                    PoolProcess(places[each], lambda each=each: make(each, own[-1]), cores)  # type: ignore[misc]
-                    for each in range(number, last)
-                ]
+                processes += map(started, range(number, last))
             processes[number].ready(tell, bool)
             given.bring(processes[number], bool)
             members.append(Member(place, processes[number].listener.getsockname(), processes[number], bool))

@@ -34,10 +34,20 @@ class PoolProcess:
         place: What it is called in messages.
         make: Gives what makes the pool there, anew for each start.
         cores: See `Start`.
+        weights: Both ends of the socket through which it shares weights; none: it has its own.
+        shares: False where it has its own from now on: shared ones are no longer those of the build.
     """
 
-    def __init__(self, place: str, make: Callable[[], Callable[[Progress], Pool]], cores: int) -> None:
+    def __init__(
+        self,
+        place: str,
+        make: Callable[[], Callable[[Progress], Pool]],
+        cores: int,
+        weights: Sequence[socket.socket] = (),
+        shares: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._place, self._make, self._cores = place, make, cores
+        self._weights, self._shares = weights, shares
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(f"\0msplit-{secrets.token_hex(8)}")  # a name that no file has, so that nothing is left of it
         self.listener.listen(64)
@@ -49,8 +59,9 @@ class PoolProcess:
         Raises:
             EngineError: It has ended.
         """
-        self.process = Process("msplit.serving.pool.worker", self._place, [self.listener.fileno()])
-        self.process.send(Start(self._make(), self.listener.fileno(), self._cores))
+        listens, weights = self.listener.fileno(), [one.fileno() for one in self._weights if self._shares()]
+        self.process = Process("msplit.serving.pool.worker", self._place, [listens, *weights])
+        self.process.send(Start(self._make(), listens, self._cores, weights))
 
     def ready(self, tell: Progress, over: Callable[[], bool]) -> None:
         """Waits until it can answer requests, which it begins to do when it is told to (`given_values`).
@@ -85,7 +96,8 @@ class PoolProcess:
     def close(self) -> None:
         """Ends it for good."""
         self.process.close()
-        self.listener.close()
+        for one in (self.listener, *self._weights):
+            one.close()
 
 
 def go_on(over: Callable[[], bool]) -> None:

@@ -38,8 +38,8 @@ class PoolSettings:
         max_memory: Most bytes on each GPU for weights and all slots, of all processes together; None: as many as are free there.
         host_threads: Threads that run the host part of a model (strings, tables, parsing), and TensorFlow's sessions; None: one per slot,
             but none where the host part of the largest step takes less than 1 ms: the thread that starts a step runs it.
-        workers: Processes on each GPU, each with slots and weights of its own; ``auto`` chooses by measuring, as of `groups`. None: one
-            on each where there are several GPUs, else none, and steps run in the caller's process.
+        workers: Processes on each GPU, each with slots of its own, and of a model with weights of its own; ``auto`` chooses by
+            measuring, as of `groups`. None: one on each where there are several GPUs, else none, and steps run in the caller's process.
         retries: How often a request is run again whose process has ended; 0: it fails (`errors.ProcessLost`).
         max_rows: Most rows of a request. One of more rows than a step has is run in several steps. None: `MAX_STEPS` steps of the largest
             batch.

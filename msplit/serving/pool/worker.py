@@ -27,7 +27,7 @@ from typing import Any
 
 from msplit.engines.base import Registers
 from msplit.engines.environment import THREADS_BYTES
-from msplit.engines.process import is_ours
+from msplit.engines.process import WEIGHTS, is_ours
 from msplit.errors import DeviceLost, EngineError
 from msplit.progress import Progress
 from msplit.serving.pool.given_values import Message, take_values
@@ -60,11 +60,13 @@ class Start:
         make: Makes its pool; called with a function that is told of progress.
         listens: Descriptor of the socket that its clients connect to.
         cores: Cores for each process, of which it needs one.
+        weights: Descriptors of both ends of the socket through which it shares weights; none: it has its own.
     """
 
     make: Callable[[Progress], Pool]
     listens: int
     cores: int
+    weights: Sequence[int] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,6 +319,9 @@ def main(arguments: Sequence[str]) -> None:
     said, begin = SimpleQueue[Message](), threading.Event()
     threading.Thread(target=_watch, args=(pipe, parent, stop, said), daemon=True).start()
     try:
+        if start.weights:
+            first, second = (socket.socket(fileno=one) for one in start.weights)
+            WEIGHTS.set((first, second))
         pool = start.make(lambda what, share: pipe.send((what, share)))
         ports, _ = pool.ports.on_host(), pool.host_memory  # of which there may be a note
         sizes = sizes_of(ports, pool.about, pool.settings)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Job
 from msplit.engines.cuda.device.capture import empty_cache
 from msplit.engines.cuda.device.device import Device, precision, priorities
+from msplit.engines.cuda.device.shared_memory import held_once
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels import store
@@ -78,6 +79,9 @@ class Opened:
         ieee: See `Job`.
         fits: See `program.unpack`.
         tables: Bytes at the end of the weights that stay in the host's memory.
+
+    Attributes:
+        notes: Remarks for the user.
     """
 
     def __init__(
@@ -99,7 +103,8 @@ class Opened:
         self._place, self.steps = place, StepCounter()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
         own, hosted = weights[: len(weights) - tables], weights[len(weights) - tables :]
-        self._memory = torch.from_numpy(own).to(place) if len(own) else empty
+        self._memory, why = held_once(own, place) if len(own) else (empty, "")
+        self.notes = (f"processes of this GPU have weights of their own, and do not share them: {why}",) if why else ()
         self._tables = StoredTables(hosted, place)
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
 
