@@ -133,3 +133,24 @@ def test_a_step_is_timed_with_one_row_of_what_is_shared_for_each_user(users: int
     assert index is None if users == 1 else index.tolist() == [0, 0, 1, 1]
     of_row = np.zeros(4, int) if index is None else index
     np.testing.assert_array_equal(found["user"].reshape(users, 2, 3)[of_row].reshape(8, 3), feeds["user"])
+
+
+@given(data=st.data())
+@settings(max_examples=examples(100, 2000), deadline=None)
+def test_a_step_is_given_one_row_however_the_rows_come(data: st.DataObject) -> None:
+    torch = pytest.importorskip("torch")
+    from msplit.engines.cuda.runtime.host import ByUser
+
+    once = UserRows({"a": 1, "b": 2})
+    row = {"a": np.array([1.5]), "b": np.arange(6.0).reshape(2, 3)}
+    rest = {"c": np.ones((4, 2)), "d": np.array(3.0)}
+    device = SimpleNamespace(joins_others=False, step=lambda feeds: feeds)
+    given_rows = {name: np.concatenate([value] * data.draw(st.sampled_from([1, 1, 4]))) for name, value in row.items()}
+    given_rows = {
+        name: torch.from_numpy(value) if data.draw(st.booleans()) else value for name, value in given_rows.items()
+    }
+    found = ByUser(once, cast(Any, device)).step({**given_rows, **rest})
+    assert found.keys() == {*row, *rest}
+    for name, value in {**row, **rest}.items():
+        np.testing.assert_array_equal(np.asarray(found[name]), value)
+        assert np.asarray(found[name]).shape == value.shape

@@ -399,7 +399,17 @@ class ByUser(Wrapped):
         (own, made), self._ahead = self._ahead, (None, {})
         return made if own is feeds else self._by_user(feeds)
 
+    def _one_row_each(self, feeds: Feeds) -> bool:
+        """True if arrays have one row already, as requests give them: a loop finds that out in a tenth of the time of what follows."""
+        for name, one in self._once.entries.items():
+            value = feeds.get(name)
+            if type(value) is not np.ndarray or not value.ndim or len(value) != one:
+                return False
+        return True
+
     def _by_user(self, feeds: Feeds) -> Feeds:
+        if self._once.users == 1 and self._one_row_each(feeds):
+            return feeds
         bring = taken if self._once.users == 1 else _on_host
         own = {name: feeds[name] for name in self._once.entries if name in feeds}
         return self._once.of(
