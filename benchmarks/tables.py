@@ -11,7 +11,7 @@ asked for.
 Ids are of three kinds: *hot*, those of few rows, which the cache has; *zipf*, drawn with a weight of 1 / rank ** 1.05; *even*, all
 equally often. The cache is filled by steps of that kind, then no rows come in while a step on other ids is timed, by the device's clock,
 the rows of the table by turns. What bus and memory allow: bytes of rows that were missed by the bus's measured rate, or bytes of all rows
-by the memory's, whichever takes longer.
+by the memory's, whichever takes longer. The bus is measured twice: rows of 1 GB, and rows of all tables that the host has.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,9 @@ def feeds_of(rng: np.random.Generator, kind: str, batch: int, gb: float, hot: in
     return {"numbers": rng.standard_normal((batch, NUMBERS)).astype(np.float32), **ids}
 
 
-def rates(device: str) -> tuple[float, float]:
-    """GB/s of the bus, for rows that a kernel reads from pinned memory at random, and of the GPU's memory."""
+def rates(device: str, tables: Sequence[Any]) -> tuple[float, float, float]:
+    """GB/s for rows at random, read by a kernel that does nothing else: of 1 GB of pinned memory, of all of some tables in the host's
+    memory, and of the GPU's memory. The second one may be less than the first: the more memory, the more addresses to be translated."""
     import torch
 
     from msplit.engines.cuda.device.device import Device
@@ -133,17 +135,25 @@ def rates(device: str) -> tuple[float, float]:
     place, found = torch.device(device), []
     host = np.zeros((1 << 21, WIDTH), np.float32)
     (table,) = Device.of(place).owned(HostTables).cached([host], 8)
-    for source in (table, table.to(place, copy=True) if place.type == "cuda" else table):
-        ids = torch.randint(0, len(source), (1 << 19,), device=place)
+    on_gpu = table.to(place, copy=True) if place.type == "cuda" else table
+    for sources in ([table], tables, [on_gpu]):
+        rows = sum(map(len, sources))
+        ids = [torch.randint(0, len(one), (max((1 << 19) * len(one) // rows, 1),), device=place) for one in sources]
+        size = sum(one[:1].nbytes * len(numbers) for one, numbers in zip(sources, ids, strict=True))
         times = []
         for _ in range(5):
             begin = time.perf_counter()
-            source.index_select(0, ids)
-            if place.type == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - begin)
-        found.append(len(ids) * WIDTH * 4 / min(times) / 1e9)
-    return found[0], found[1]
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if place.type == "cuda" else []
+            for mark in marks[:1]:
+                mark.record()
+            for one, numbers in zip(sources, ids, strict=True):
+                one.index_select(0, numbers)
+            for mark in marks[1:]:
+                mark.record()
+                mark.synchronize()
+            times.append(marks[0].elapsed_time(marks[1]) / 1e3 if marks else time.perf_counter() - begin)
+        found.append(size / min(times) / 1e9)
+    return found[0], found[1], found[2]
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:
@@ -166,11 +176,18 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         print(f"{labels[-1]}: ready in {took:.1f} s, {gb / took:.2f} GB/s; {runners[-1].facts}", file=sys.stderr)
     facts = runners[0].executable.facts()
     hot = int(facts["table_cache_rows"] * 0.5 / len(HOT))
-    bus, memory_rate = rates(options.device)
+    tables = [table for cache in caches_of(runners[0]) for table in cache.tables]
+    bus, spread_bus, memory_rate = rates(options.device, tables)
     lookups = sum(HOT) * batch
-    print(f"bus {bus:.1f} GB/s, memory {memory_rate:.0f} GB/s, at random; batch {batch}, {lookups:,} lookups a step\n")
-    print("| ids | tables | hit rate | µs a step (spread) | rows/s | GB over the bus | at least, µs | share of that |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(
+        f"bus {bus:.1f} GB/s for rows of 1 GB, {spread_bus:.1f} for those of the tables; memory {memory_rate:.0f} GB/s; at random; "
+        f"batch {batch}, {lookups:,} lookups a step\n"
+    )
+    print(
+        "| ids | tables | hit rate | µs a step (spread) | rows/s | GB over the bus | at least, µs | share of that "
+        "| at least, rows of the tables, µs |"
+    )
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     every, filling = host_tables._EVERY, host_tables.RowCache.is_filling
     host_tables.RowCache.is_filling = lambda _: False
     for kind in ("hot", "zipf", "even"):
@@ -202,11 +219,12 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             us, spread = statistics.median(found) * 1e6, (np.quantile(found, 0.9) - np.quantile(found, 0.1)) * 1e6
             hosted = label == labels[0]
             missed = misses / 2 * row / 1e9 if hosted else 0.0  # two steps were counted
-            least = max(missed / bus, lookups * (row if hosted else WIDTH * 4) / 1e9 / memory_rate) * 1e6
+            inside = lookups * (row if hosted else WIDTH * 4) / 1e9 / memory_rate
+            least = max(missed / bus, inside) * 1e6
             shown = f"{100 * rate:.1f} %" if label == labels[0] else "-"
             print(
                 f"| {kind} | {label} | {shown} | {us:,.0f} ({spread:,.0f}) | {batch / us * 1e6:,.0f} | {missed:.3f} | "
-                f"{least:,.0f} | {100 * least / us:.0f} % |"
+                f"{least:,.0f} | {100 * least / us:.0f} % | {max(missed / spread_bus, inside) * 1e6:,.0f} |"
             )
     host_tables._EVERY, host_tables.RowCache.is_filling = every, filling
 
@@ -258,19 +276,23 @@ def split(folder: Path, options: argparse.Namespace) -> None:
     executable.close()
 
 
-def counts(runner: Any) -> tuple[int, int]:
-    """Lookups of a runner's caches that found their row there, and that did not, up to the last refresh, which is over then."""
-    import torch
-
+def caches_of(runner: Any) -> list[Any]:
+    """A runner's caches."""
     from msplit.engines.cuda.device.device import Device
     from msplit.engines.cuda.kernels.host_tables import HostTables
 
     constants = runner.executable.program.constants.values()
+    tables = Device.of(next(iter(constants)).device).owned(HostTables)
+    return [*{id(place.cache): place.cache for one in constants if (place := tables.find(one)) is not None}.values()]
+
+
+def counts(runner: Any) -> tuple[int, int]:
+    """Lookups of a runner's caches that found their row there, and that did not, up to the last refresh, which is over then."""
+    import torch
+
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    tables = Device.of(next(iter(constants)).device).owned(HostTables)
-    caches = {id(place.cache): place.cache for one in constants if (place := tables.find(one)) is not None}
-    hits, misses = (sum(int(cache.counts[at]) for cache in caches.values()) for at in range(2))
+    hits, misses = (sum(int(cache.counts[at]) for cache in caches_of(runner)) for at in range(2))
     return hits, misses
 
 

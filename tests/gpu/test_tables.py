@@ -15,6 +15,7 @@ import pytest
 import msplit
 from msplit.engines.cuda.kernels import host_tables
 from tests.engines.cuda.cases import outputs_of_tensorflow
+from tests.engines.cuda.kernels.test_host_tables import looked_up
 from tests.engines.cuda.test_table_memory import ROWS, WIDTH, int8, ranker, requests, tables_of
 
 pytestmark = pytest.mark.gpu
@@ -48,6 +49,16 @@ def test_rows_of_the_host_are_those_of_the_gpu(how: dict[str, Any]) -> None:
             if not number % 20:
                 np.testing.assert_allclose(found, outputs_of_tensorflow(flat, one)["out"], rtol=1e-4, atol=1e-4)
         assert small.executable.facts()["table_hit_rate"] > 0.2
+
+
+@pytest.mark.parametrize("missed", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64", "int8"])
+def test_rows_are_right_to_the_bit_however_many_the_cache_misses(kind: str, missed: float) -> None:
+    """Of columns that are loaded by 16 bytes and others, of one id a row and bags, in tiles of several shapes."""
+    chance, device = np.random.default_rng(0), torch.device("cuda", torch.cuda.current_device())
+    for width in (128, 36, 7):
+        columns = [(width, count, kind) for count in (1, 1, 3, 8, 27, 100)]
+        looked_up(chance, device, columns, 1024, 1 - missed, (20_000,))
 
 
 @pytest.mark.parametrize("how", [{}, {"capture": False}, {"precision": "bf16"}, {"fuse": False, "group": False}])

@@ -139,7 +139,9 @@ WIDEST = 128
 WIDEST_PLAIN = 256
 
 TILE = 1024
-"""Elements of a tile: eight for each of a program's 128 threads, so that registers hold them and what it takes to find them."""
+"""Loads of a tile: eight for each of a program's 128 threads, so that registers hold what they bring and what it takes to find it. Each
+brings 16 bytes where rows lie at multiples of that, else an element: all rows of a tile are on their way at once."""
+WARPS = 4
 LEAST_TILE = 256
 MOST_IDS = 64
 MOST_BLOCK = 1024
@@ -159,12 +161,14 @@ class SumTile:
         ids: Ids of a row at a time.
         width: Elements of a row.
         single: True if every column has one term.
+        at_once: Elements of 16 bytes where all rows that are read lie at multiples of that; else 1.
     """
 
     rows: int = 0
     ids: int = 1
     width: int = 1
     single: bool = True
+    at_once: int = 1
 
     def constants(self, ending: str = "") -> dict[str, int]:
         """Constants of the kernel, whose names are those of the fields in capitals, with an ending."""
@@ -243,9 +247,11 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
     programs, tiles = [], []
     segments: list[list[int]] = []
     for members in divide(summed):
-        tile = tile_of(members)
+        first = len(maker.terms)
+        columns = [maker.summed(piece) for piece in members]
+        tile = tile_of(members, maker.at_once(members, first))
         blocks = [_work(len(segments) + at, piece.segment.rows, tile.rows) for at, piece in enumerate(members)]
-        segments += [maker.summed(piece) for piece in members]
+        segments += columns
         work += blocks
         programs.append(sum(map(len, blocks)))
         tiles.append(tile)
@@ -294,8 +300,10 @@ def _work(column: int, rows: int, at_once: int) -> np.ndarray:
     return np.stack([np.full_like(first, column), first], 1)
 
 
-def divide(pieces: Sequence[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
-    """Summed columns in two parts, which each get a tile of their own, so that the fewest elements of tiles are left empty."""
+def divide(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Summed columns in two parts, which each get a tile of their own, so that the fewest elements of tiles are left empty. Those with most
+    ids come first: others have something to do while they wait for the host's memory."""
+    pieces = sorted(pieces, key=lambda piece: -piece.ids)
     shapes = [(power_of_two(piece.width), power_of_two(min(piece.ids, MOST_IDS))) for piece in pieces]
     work = dict.fromkeys(shapes, 0)
     for shape, piece in zip(shapes, pieces, strict=True):
@@ -307,10 +315,10 @@ def divide(pieces: Sequence[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
             if best is None or cost < best[0]:
                 best = cost, set(order[:cut])
     first = best[1] if best is not None else set()
-    halves: tuple[list[_Piece], list[_Piece]] = ([], [])
+    halves: list[list[_Piece]] = [[], []]
     for shape, piece in zip(shapes, pieces, strict=True):
         halves[shape not in first].append(piece)
-    return halves
+    return sorted(halves, key=lambda part: -part[0].ids if part else 0)
 
 
 def _cost(shapes: Sequence[tuple[int, int]], rows: Mapping[tuple[int, int], int]) -> float:
@@ -319,17 +327,17 @@ def _cost(shapes: Sequence[tuple[int, int]], rows: Mapping[tuple[int, int], int]
     return sum(rows[shape] for shape in shapes) * width * ids
 
 
-def tile_of(pieces: Sequence[_Piece]) -> SumTile:
-    """The tile for some summed columns."""
+def tile_of(pieces: Sequence[_Piece], at_once: int = 1) -> SumTile:
+    """The tile for some summed columns, of which so many elements lie together at multiples of 16 bytes."""
     if not pieces:
         return SumTile()
     width = power_of_two(max(piece.width for piece in pieces))
-    ids = min(power_of_two(max(piece.ids for piece in pieces)), MOST_IDS, max(TILE // width, 1))
-    rows = max(TILE // (width * ids), 1)
+    ids = min(power_of_two(max(piece.ids for piece in pieces)), MOST_IDS, max(TILE * at_once // width, 1))
+    rows = max(TILE * at_once // (width * ids), 1)
     while rows // 2 * width * ids >= LEAST_TILE and sum(-(-piece.segment.rows // rows) for piece in pieces) < PROGRAMS:
         rows //= 2
     rows = min(rows, power_of_two(max(piece.segment.rows for piece in pieces)))
-    return SumTile(rows, ids, width, all(len(piece.segment.terms) == 1 for piece in pieces))
+    return SumTile(rows, ids, width, all(len(piece.segment.terms) == 1 for piece in pieces), at_once)
 
 
 def _block(pieces: Sequence[_Piece]) -> int:
@@ -372,7 +380,7 @@ class _Maker:
         self._inputs, self._places, self._lookups = inputs, places, lookups
         origin = min(output.storage_offset() for output in outputs)
         self._begin = [int(output.storage_offset() - origin) for output in outputs]
-        self._bytes = size
+        self._bytes, self._vector = size, max(_VECTOR_BYTES // size, 1)
         self.terms: list[list[int]] = []
         self.edges: list[float] = []
         self.starts: dict[tuple[float, ...], int] = {}
@@ -409,12 +417,16 @@ class _Maker:
         what = [first, len(segment.terms), COMBINERS.index(segment.combiner), piece.most, halvings]
         return [*where, *what, segment.width, piece.left, _scale(segment)]
 
+    def at_once(self, pieces: Sequence[_Piece], first: int) -> int:
+        """Elements that a load of summed columns brings, by where the rows lie that their terms, from one on, read."""
+        numbers = [piece.segment.width * self._bytes for piece in pieces]
+        for kind, distance, table, _, stride, *_ in self.terms[first:]:
+            numbers += [distance, stride * self._bytes] if kind == COPY else [table]
+        return 1 if any(number % _VECTOR_BYTES for number in numbers) else self._vector
+
     def vector(self, pieces: Sequence[_Piece]) -> int:
         """Elements that plain columns can move at once, by where they lie."""
-        vector = max(_VECTOR_BYTES // self._bytes, 1)
-        while vector > 1 and not all(self._aligned(piece, vector) for piece in pieces):
-            vector //= 2
-        return vector if vector * self._bytes == _VECTOR_BYTES else 1
+        return self._vector if all(self._aligned(piece, self._vector) for piece in pieces) else 1
 
     def _aligned(self, piece: _Piece, vector: int) -> bool:
         row = self.plain(piece)
@@ -516,9 +528,9 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     somewhere = shared if shared is not None else extra
     assert somewhere is not None
     other = extra if extra is not None else somewhere
-    one, two = tables.tiles
     element = torch_dtype(spec.dtype)
     aligned = not any(tensor.data_ptr() % 16 for tensor in (first, somewhere, other))
+    one, two = (tile if aligned else replace(tile, at_once=1) for tile in tables.tiles)
     launch(_FILL, (sum(tables.programs),))(
         somewhere,
         other,
@@ -538,6 +550,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
         OUT_BYTES=first.element_size(),
         SUM=torch.float64 if element == torch.float64 else torch.float32,
         **tables.flags,
+        num_warps=WARPS,
     )
     return True
 

@@ -47,7 +47,7 @@ def test_every_element_is_filled_once(given):
     assert len(work) == sum(tables.programs)
     at = 0
     for count, tile in zip(tables.programs[:2], tables.tiles, strict=True):
-        assert tile.rows * tile.ids * tile.width <= embedding.TILE
+        assert tile.rows * tile.ids * tile.width <= embedding.TILE * tile.at_once
         for column, first in work[at : at + count]:
             start, step, rows, width, first_term, terms, *_ = tables.segments[column].tolist()
             assert width <= tile.width
@@ -93,3 +93,36 @@ def test_rows_of_16_bytes_move_at_once_where_all_lie_at_multiples(total, vector)
     assert tables.vector == vector
     assert not any(tile.rows for tile in tables.tiles)
     assert tables.programs[2] >= embedding.PROGRAMS // 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "offset", "place", "at_once"),
+    [
+        (torch.float32, 64, 0, 0, 4),
+        (torch.bfloat16, 64, 0, 32, 8),
+        (torch.float64, 64, 0, 0, 2),
+        (torch.float32, 64, 2, 0, 1),  # the table
+        (torch.float32, 66, 0, 0, 1),  # its rows
+        (torch.float32, 64, 0, 8, 1),  # what is copied
+    ],
+)
+def test_a_sum_loads_16_bytes_at_once_where_all_rows_lie_at_multiples(dtype, width, offset, place, at_once):
+    table = torch.zeros(10 * width + offset, dtype=dtype)[offset:].view(10, width)
+    inputs = [torch.zeros(512, 3, dtype=torch.int32), table, torch.zeros(512, width, dtype=dtype)]
+    terms = (Term(0, 1, step=3, count=3), Term(2, -1, step=width))
+    spec = Columns((Segment(0, 0, width, 512, width, terms),), ((512, width),), str(dtype).removeprefix("torch."))
+    outputs = empty_outputs(spec, torch.device("cpu"), spec.dtype)
+    tables = embedding.describe(spec, inputs, outputs, {0: (0, 0), 2: (0, place)})
+    assert [tile.at_once for tile in tables.tiles] == [at_once, 1]
+    assert tables.tiles[0].constants()["AT_ONCE"] == at_once
+
+
+def test_programs_that_take_longest_come_first():
+    inputs = [torch.zeros(1024, 100, dtype=torch.int32), torch.zeros(10, 128)]
+    bags = [
+        Segment(0, 128 * at, 512, 1024, 128, (Term(0, 1, step=100, count=count),))
+        for at, count in enumerate((2, 100, 5, 30))
+    ]
+    tables = shapes(Columns(tuple(bags), ((1024, 512),), "float32"), inputs)
+    work, ids = tables.work[:, 0].tolist(), tables.segments[:, 7].tolist()
+    assert [ids[column] for column in dict.fromkeys(work)] == [100, 30, 5, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterator
 from threading import Event, Thread
@@ -15,9 +16,13 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.device.capture import no_capture
 from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.kernels import host_tables
+from msplit.engines.cuda.kernels.embedding import Columns, Segment, Term, fill
 from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache, divided
+from msplit.engines.cuda.ops.embedding import empty_outputs
 from msplit.errors import EngineError
+from tests.campaign import examples
 
 CPU = torch.device("cpu")
 
@@ -225,3 +230,83 @@ def test_a_refresh_is_put_off_where_it_could_not_copy_rows(monkeypatch: pytest.M
         lookup(tables, table, ids)
     assert int(cache.counts[2]) > 0
     check(cache, [np.arange(40, dtype=np.float32).reshape(20, 2)])
+
+
+def looked_up(
+    chance: np.random.Generator,
+    device: torch.device,
+    columns: list[tuple[int, int, str]],
+    rows: int,
+    cached: float,
+    sizes: tuple[int, ...] = (1, 7, 300),
+) -> None:
+    """Lookups by the kernel, in tables of whole numbers, whose sums are the same in whatever order: equal to the bit, and counted.
+
+    Args:
+        chance: Source of all that is random.
+        device: See above.
+        columns: Elements of a row, ids of a row of the batch and type of each; the type int8 is that of rows with a scale.
+        rows: Of the batch.
+        cached: Share of the rows of tables that their caches have.
+        sizes: How many rows tables have.
+    """
+    dtype = next((kind for _, _, kind in columns if kind != "int8"), "float32")
+    element, tables = getattr(torch, dtype), Device.of(device).owned(HostTables)
+    inputs, segments, wanted, left = list[torch.Tensor](), list[Segment](), list[torch.Tensor](), 0
+    found, total = dict[int, int](), dict[int, int]()
+    width_of_all, caches = sum(width for width, _, _ in columns), dict[int, RowCache]()
+    for width, count, kind in columns:
+        size, packs = int(chance.choice(sizes)), kind == "int8" and dtype == "float32"
+        table = torch.from_numpy(chance.integers(-8, 8, (size, width))).to(element)
+        table[:, 0] = 127 if packs else table[:, 0]  # the scale is 1
+        (hosted,) = tables.cached([to_numpy(table)], size, packs)
+        place = tables.find(hosted)
+        assert place is not None
+        assert place.packed == packs
+        ids = torch.from_numpy(chance.integers(-2, size + 2, (rows, count)))
+        there = torch.from_numpy(np.flatnonzero(chance.random(size) < cached)).to(device)
+        put(place.cache, there)
+        inside = (ids >= 0) & (ids < size)
+        rows_of = torch.where(inside.unsqueeze(-1), table.float()[ids.clamp(0, size - 1)], 0)
+        wanted.append(rows_of.sum(1).to(element))
+        hits = int((inside & torch.isin(ids, there.cpu())).sum())
+        found[id(place.cache)], total[id(place.cache)] = hits, int(inside.sum())
+        caches[id(place.cache)] = place.cache
+        inputs += [ids.to(chance.choice([torch.int32, torch.int64])).to(device), hosted]
+        term = Term(len(inputs) - 2, len(inputs) - 1, step=count, count=count)
+        segments.append(Segment(0, left, width_of_all, rows, width, (term,)))
+        left += width
+    spec = Columns(tuple(segments), ((rows, width_of_all),), dtype)
+    for _ in range(2):
+        (output,) = empty_outputs(spec, device, dtype)
+        assert fill(spec, tuple(inputs), (output,))
+        np.testing.assert_array_equal(output.cpu().float().numpy(), torch.cat(wanted, 1).float().numpy())
+    for number, cache in caches.items():
+        tally = cache.tally.cpu()
+        hits, misses = int((tally & 0xFFFFFFFF).sum()), int((tally >> 32).sum())
+        assert (hits, misses) == (2 * found[number], 2 * (total[number] - found[number]))
+
+
+def put(cache: RowCache, rows: torch.Tensor) -> None:
+    """Has a cache that is empty hold some rows."""
+    slots = torch.arange(len(rows), device=rows.device)
+    cache.slot_of[rows] = slots.int()
+    cache._row_of[slots] = rows.int()
+    cache._copy(rows, slots)
+
+
+@pytest.mark.gpu
+@pytest.mark.interpretable
+@settings(max_examples=examples(12, 200), deadline=None)
+@given(data=st.data())
+def test_the_kernel_gives_rows_to_the_bit_whatever_the_cache_has(data: st.DataObject) -> None:
+    """Duplicates, ids that no table has, no rows at all, one id a row and bags, of each type, with all found, none, and some."""
+    dtype = data.draw(st.sampled_from(["float32", "float32", "float16", "bfloat16", "float64"]))
+    kinds = st.sampled_from([dtype, "int8"] if dtype == "float32" else [dtype])
+    widths = st.sampled_from([1, 4, 8, 12, 33, 128, 132])
+    columns = data.draw(st.lists(st.tuples(widths, st.sampled_from([1, 1, 2, 5, 40]), kinds), min_size=1, max_size=4))
+    device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+    chance = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    looked_up(
+        chance, device, columns, data.draw(st.sampled_from([0, 1, 3, 9])), data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    )

@@ -138,30 +138,11 @@ def _plain(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _summed(  # type: ignore[no-untyped-def]
-    shared,
-    extra,
-    out,
-    work,
-    segments,
-    terms,
-    boundaries,
-    ROWS: tl.constexpr,
-    IDS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SINGLE: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    BYTES: tl.constexpr,
-    SUM: tl.constexpr,
-    LONG: tl.constexpr,
-    FLOAT: tl.constexpr,
-    DOUBLE: tl.constexpr,
-    EDGES: tl.constexpr,
-    MODULO: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    SCALED: tl.constexpr,
-    CACHED: tl.constexpr,
-    PACKED: tl.constexpr,
-):
+    shared, extra, out, work, segments, terms, boundaries, ROWS: tl.constexpr, IDS: tl.constexpr, WIDTH: tl.constexpr,
+    SINGLE: tl.constexpr, AT_ONCE: tl.constexpr, ELEMENT: tl.constexpr, BYTES: tl.constexpr, SUM: tl.constexpr,
+    LONG: tl.constexpr, FLOAT: tl.constexpr, DOUBLE: tl.constexpr, EDGES: tl.constexpr, MODULO: tl.constexpr,
+    WEIGHTED: tl.constexpr, SCALED: tl.constexpr, CACHED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
     segment = segments + tl.load(work).to(tl.int64) * 12
     row = tl.load(work + 1) + tl.arange(0, ROWS)
     start = tl.load(segment)
@@ -253,11 +234,13 @@ def _summed(  # type: ignore[no-untyped-def]
                 seen += new
             else:
                 _count(term + 16, tl.sum(new, 0)[None, :], tl.arange(0, IDS)[None, :])
-        inside = (column < width)[None, None, :]
+        inside = tl.max_constancy((column < width)[None, None, :], [1, 1, AT_ONCE])
         rows_of_table = (address + skipped * BYTES).to(tl.pointer_type(ELEMENT))[:, :, None] + column[None, None, :]
+        rows_of_table = tl.max_contiguous(tl.multiple_of(rows_of_table, [1, 1, AT_ONCE * BYTES]), [1, 1, WIDTH])
         if PACKED:
             packed = read & (scale_at != 0)
             numbers = (address + skipped).to(tl.pointer_type(tl.int8))[:, :, None] + column[None, None, :]
+            numbers = tl.max_contiguous(tl.multiple_of(numbers, [1, 1, AT_ONCE]), [1, 1, WIDTH])
             small = tl.load(numbers, mask=packed[:, :, None] & inside, other=0)
             factor = tl.load((address + scale_at).to(tl.pointer_type(tl.float32)), mask=packed, other=0)
             values = tl.load(rows_of_table, mask=(read & ~packed)[:, :, None] & inside, other=0)
@@ -287,44 +270,18 @@ def _summed(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["first_programs", "second_programs"])  # type: ignore[untyped-decorator]
 def fill_columns(  # type: ignore[no-untyped-def]
-    shared,
-    extra,
-    out,
-    work,
-    plain,
-    segments,
-    terms,
-    boundaries,
-    first_programs,
-    second_programs,
-    BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr,
-    ROWS: tl.constexpr,
-    IDS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SINGLE: tl.constexpr,
-    ROWS2: tl.constexpr,
-    IDS2: tl.constexpr,
-    WIDTH2: tl.constexpr,
-    SINGLE2: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    BYTES: tl.constexpr,
-    OUT_BYTES: tl.constexpr,
-    SUM: tl.constexpr,
-    LONG: tl.constexpr,
-    FLOAT: tl.constexpr,
-    DOUBLE: tl.constexpr,
-    EDGES: tl.constexpr,
-    MODULO: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    SCALED: tl.constexpr,
-    CACHED: tl.constexpr,
-    PACKED: tl.constexpr,
-):
+    shared, extra, out, work, plain, segments, terms, boundaries, first_programs, second_programs, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, ROWS: tl.constexpr, IDS: tl.constexpr, WIDTH: tl.constexpr, SINGLE: tl.constexpr,
+    AT_ONCE: tl.constexpr, ROWS2: tl.constexpr, IDS2: tl.constexpr, WIDTH2: tl.constexpr, SINGLE2: tl.constexpr,
+    AT_ONCE2: tl.constexpr, ELEMENT: tl.constexpr, BYTES: tl.constexpr, OUT_BYTES: tl.constexpr, SUM: tl.constexpr,
+    LONG: tl.constexpr, FLOAT: tl.constexpr, DOUBLE: tl.constexpr, EDGES: tl.constexpr, MODULO: tl.constexpr,
+    WEIGHTED: tl.constexpr, SCALED: tl.constexpr, CACHED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
     """See the module and `embedding.Tables`, whose fields the arguments are.
 
     The first programs do tiles of the first shape (ROWS is 0 where there are none), the second ones those of the second, and the rest
-    plain columns (BLOCK is 0 where there are none). ELEMENT, BYTES: of what is read, and summed in the type SUM. OUT_BYTES: of an element
+    plain columns (BLOCK is 0 where there are none). AT_ONCE: elements of 16 bytes where all rows of a tile begin at multiples of that, so
+    that a load brings them; else 1. ELEMENT, BYTES: of what is read, and summed in the type SUM. OUT_BYTES: of an element
     of the outputs. LONG, FLOAT, DOUBLE, EDGES, MODULO: whether any ids are int64, any values float32 or float64, and whether any term has
     boundaries or a modulo. WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number. CACHED, PACKED: whether
     any table has a cache, or rows that are packed.
@@ -335,13 +292,15 @@ def fill_columns(  # type: ignore[no-untyped-def]
         if ROWS > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS, IDS, WIDTH, SINGLE, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED, PACKED,
+                ROWS, IDS, WIDTH, SINGLE, AT_ONCE, ELEMENT, BYTES, SUM,
+                LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED, PACKED,
             )  # fmt: skip
     elif program < first_programs + second_programs:
         if ROWS2 > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS2, IDS2, WIDTH2, SINGLE2, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED, PACKED,
+                ROWS2, IDS2, WIDTH2, SINGLE2, AT_ONCE2, ELEMENT, BYTES, SUM,
+                LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED, PACKED,
             )  # fmt: skip
     else:
         if BLOCK > 0:
