@@ -10,7 +10,8 @@ A second run with --memory driver has the tables in memory by cuMemCreate, whose
 1. A: how fast rows of 512 bytes at random can be read from pinned memory at all, by a kernel that does nothing else, by how much memory
    they are spread over (translation of addresses), by loads of 16 and of 4 bytes a thread, and by how the memory was allocated.
 2. B: `embedding.fill` for 26 tables x 16,384 lookups of 128 floats, of which 100, 90 and 50 % are in the cache: one id a row,
-   bags of 8, bags of 64, and DLRM-v2's mixture; each with the kernel as it was (loads of 4 bytes, 1,024 elements) and with the settings of the sweep.
+   bags of 8, bags of 64, and DLRM-v2's mixture; each with the kernel as it was
+   (loads of 4 bytes, 1,024 elements) and with the settings of the sweep.
    floor: a plain copy of the same missed rows (bus) and of the same cached rows (HBM), each alone; whichever takes longer.
 3. best settings, by the sum of times.
 """
