@@ -20,16 +20,20 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
 
 from msplit.core.arguments import Precision
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats.atomic import check_target, write_folder_atomic, write_pieces
 from msplit.formats.files import JsonValue, Sha256, open_regular, writers
 
-VERSION = 1
+VERSION = 2
 MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels"
 
 _LARGEST_MANIFEST = 64 << 20
@@ -39,7 +43,8 @@ _LARGEST = 1 << 50
 Entries = Annotated[int, 0, 1 << 40]
 """Entries of a leading dimension that belong to a row."""
 
-_AT_ONCE = 1 << 24
+_PIECE, _THREADS = 1 << 24, 8
+"""Bytes of a file that a thread reads and hashes at once, and threads."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ class Manifest:
         mixes: Why it was not.
         rungs: Buckets by ascending batch, under the name that the file has for them.
         preparation: Seconds that building took, by what was done.
-        files: Name -> bytes and SHA-256.
+        files: Name -> bytes and SHA-256; of what is larger than 16 MiB that of the hashes of all pieces of so many bytes, one behind the
+            other.
         method: Method of TensorFlow Serving that the model's signature was exported for, "" where that is not known.
         tables: Bytes at the end of the weights that stay in the host's memory: tables of which the GPU keeps some rows.
     """
@@ -180,13 +186,16 @@ def read(path: str | os.PathLike[str]) -> Manifest:
         raise LoadError(problem.what, where=problem.where or where, fix=problem.fix or _REMAKE) from None
 
 
-def verify(path: str | os.PathLike[str], manifest: Manifest) -> None:
+def verify(path: str | os.PathLike[str], manifest: Manifest) -> NDArray[np.uint8] | None:
     """Refuses a build that somebody else could have changed, or whose files are not those that its manifest names.
+
+    Returns:
+        The bytes of its weights that were held against their hash; None where tables are among them, which are mapped.
 
     Raises:
         LoadError: That.
     """
-    folder = Path(path)
+    folder, weights = Path(path), list[NDArray[np.uint8]]()
 
     def refused(what: str) -> LoadError:
         fix = "take their right to write away (chmod -R go-w), copy it to a folder of your own, or run as its owner"
@@ -205,21 +214,32 @@ def verify(path: str | os.PathLike[str], manifest: Manifest) -> None:
             if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o022 or info.st_uid not in (0, os.getuid()):
                 why = "for it is part of a program and somebody else may write to it, or it is no regular file"
                 raise refused(f"{name} is not opened, {why}")
-            found = None if name == MANIFEST else _hash(folder / name)
+            kept = weights if name == WEIGHTS and not manifest.tables else None
+            found = None if name == MANIFEST else _hash(folder / name, kept)
         except OSError as error:
             raise LoadError(f"{name} can not be read: {error.strerror}", where=str(path), fix=_REMAKE) from None
         if found != expected:
             raise LoadError(
                 f"{name} is not what was built: it was changed, or is damaged", where=str(path), fix=_REMAKE
             )
+    return weights[0] if weights else None
 
 
-def _hash(path: Path) -> tuple[int, str]:
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while piece := file.read(_AT_ONCE):
-            digest.update(piece)
-        return file.tell(), digest.hexdigest()
+def _hash(path: Path, kept: list[NDArray[np.uint8]] | None = None) -> tuple[int, str]:
+    """Size and hash of a file (see `Manifest.files`). Its bytes are added to a list, if there is one."""
+    with open_regular(path) as file, ThreadPoolExecutor(_THREADS) as threads:
+        size = os.fstat(file.fileno()).st_size
+        whole = None if kept is None else np.empty(size, np.uint8)
+
+        def hashed(start: int) -> bytes:
+            piece = np.empty(min(_PIECE, size - start), np.uint8) if whole is None else whole[start : start + _PIECE]
+            read = os.preadv(file.fileno(), [piece.data], start)
+            return hashlib.sha256(piece.data[:read]).digest()
+
+        if kept is not None and whole is not None:
+            kept.append(whole)
+        pieces = [*threads.map(hashed, range(0, size, _PIECE))] or [hashlib.sha256().digest()]
+    return size, (pieces[0] if len(pieces) == 1 else hashlib.sha256(b"".join(pieces)).digest()).hex()
 
 
 def _manifest(value: JsonValue) -> Manifest:

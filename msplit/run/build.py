@@ -423,17 +423,17 @@ def load(path: str | os.PathLike[str], device: str = "", *, strict: bool = False
     folder = arguments.path(path)
     with phase("reading the build"):
         manifest = files.read(folder)
-        files.verify(folder, manifest)
+        memory = files.verify(folder, manifest)
     kind = "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
     if kind == "cuda" and (why := ENGINE.unavailable()):
         raise EngineError(f"the build can not run here: {why}", where=str(folder), fix="see `msplit doctor`")
     place = kind + device[len(device.partition(":")[0]) :]
     if why := ENGINE.unavailable([place]):
         raise EngineError(why, where=str(folder), fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
-    with _whole_or_not(folder), phase("loading weights"):
-        # Of tables that stay in the host's memory there is no second copy but the system's own of the file.
-        read = np.fromfile if not manifest.tables else partial(np.memmap, mode="c")
-        memory = read(folder / WEIGHTS, dtype=np.uint8)
+    if memory is None:
+        with _whole_or_not(folder), phase("loading weights"):
+            # Of tables that stay in the host's memory there is no second copy but the system's own of the file.
+            memory = np.memmap(folder / WEIGHTS, np.uint8, "c")
     return _bring(folder, manifest, memory, place, strict=strict)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,42 @@ def test_what_is_written_is_read(place: Path) -> None:
         build.check_place(place.parent, force=True)
 
 
+@pytest.mark.parametrize("size", [0, 1, 6, 7, 8, 14, 100])
+def test_pieces_of_a_file_are_read_and_hashed_by_threads(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_PIECE", 7)
+    os.chmod(tmp_path, 0o755)
+    data = bytes(range(size))
+    found = build.write(
+        tmp_path / "b", MANIFEST, {"program": b"a program", "reference": b""}, [memoryview(data)], force=True
+    )
+    parts = [hashlib.sha256(data[at : at + 7]).digest() for at in range(0, size, 7)]
+    whole = hashlib.sha256(b"".join(parts)).hexdigest() if len(parts) > 1 else hashlib.sha256(data).hexdigest()
+    assert found.files[build.WEIGHTS] == (size, whole)
+    weights = build.verify(tmp_path / "b", found)
+    assert weights is not None
+    assert weights.tobytes() == data
+    assert build.verify(tmp_path / "b", replace(found, tables=1)) is None  # they are mapped
+    for at in {0, size // 2, size - 1} if size else ():
+        (tmp_path / "b" / build.WEIGHTS).write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(LoadError, match=r"weights\.bin is not what was built"):
+            build.verify(tmp_path / "b", found)
+    for other in (data + b"0", data[:-1], data[7:]):
+        if other != data:
+            (tmp_path / "b" / build.WEIGHTS).write_bytes(other)
+            with pytest.raises(LoadError, match=r"weights\.bin is not what was built"):
+                build.verify(tmp_path / "b", found)
+
+
+def test_a_manifest_of_more_bytes_than_there_is_memory_is_refused(place: Path) -> None:
+    said = json.loads((place / build.MANIFEST).read_text())
+    said["files"][build.WEIGHTS][0] = 1 << 49
+    (place / build.MANIFEST).write_text(json.dumps(said))
+    with pytest.raises(LoadError, match=r"weights\.bin is not what was built"):
+        build.verify(place, build.read(place))
+
+
 def test_a_build_from_before_methods_were_kept_is_read(place: Path) -> None:
     said = json.loads((place / build.MANIFEST).read_text())
     del said["method"]
@@ -85,7 +123,7 @@ def test_what_somebody_else_could_have_changed_is_not_opened(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema_version": 0}, "the build is not one of version 1, but of 0"),
+        ({"schema_version": 0}, "the build is not one of version 2, but of 0"),
         ({"rungs": []}, "does not name the files of a build"),
         ({"files": {"program": [1, "no hash"]}}, r"`files.program\[1\]` is not a SHA-256 in hexadecimal digits"),
         ({"capture": 1}, "`capture` is neither true nor false"),
