@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
@@ -120,7 +120,29 @@ def console(file: IO[str] | None = None) -> Console:
     width = None
     if not stream.isatty() and "COLUMNS" not in os.environ:
         width = max(100, shutil.get_terminal_size((100, 24)).columns)
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    plain = False if isinstance(stream, _File) else None  # FORCE_COLOR is about what is shown
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False, force_terminal=plain)
+
+
+class _File(io.StringIO):
+    """Standard output whose text becomes a file."""
+
+
+@contextmanager
+def into(path: Path | None, *, force: bool) -> Iterator[None]:
+    """Writes what the block says on stdout to a file, whole or not at all; to stdout where no file is named.
+
+    Raises:
+        WriteError: It can not be written. What was there before is unharmed.
+    """
+    if path is None:
+        yield
+        return
+    from msplit.formats.atomic import write_bytes_atomic
+
+    with redirect_stdout(_File()) as text:
+        yield
+    write_bytes_atomic(path, text.getvalue().encode("utf-8", escape.HANDLER), force=force)
 
 
 def give_up(stream: TextIO) -> None:
