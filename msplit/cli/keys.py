@@ -1,6 +1,4 @@
-"""Options as data: fields of dataclasses describe them. What only one part of msplit reads is one option, KEY=VALUE, whose keys `--help`
-lists.
-"""
+"""Options as data: fields of dataclasses describe them. What one part of msplit alone reads is an option of keys, which `--help` lists."""
 
 from __future__ import annotations
 
