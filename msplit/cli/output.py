@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import logging
 import os
 import signal
 import sys
@@ -451,11 +452,22 @@ def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
     else:
         display = Silent()
     _display.append(display)
+    warnings = _Warnings(logging.WARNING)
+    progress.LOG.addHandler(warnings)
     try:
         with progress.listening(display):
             yield
     finally:
+        progress.LOG.removeHandler(warnings)
         clear()
+
+
+class _Warnings(logging.Handler):
+    """Tells what the library warns of."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line to stderr."""
+        tell(f"{record.levelname.lower()}: {escape.line(record.getMessage())}")
 
 
 def clear() -> None:

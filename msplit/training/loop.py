@@ -128,8 +128,8 @@ def train(
 class StepLog:
     """A CSV file with a row for some steps: the step, seconds of this training, and each fetch that is one number.
 
-    Every row is in the file when it is added. What is in the file stays: where training went on from a checkpoint, a step that was run again
-    has a row for each time.
+    Every row is in the file when it is added. What is in the file stays: where training went on from a checkpoint, a step that was run
+    again has a row for each time.
     """
 
     def __init__(self, path: Path) -> None:
