@@ -136,7 +136,7 @@ def _look(
         }
         judged = found.judgement
         # in the folder where the user is, beside nothing that is there
-        name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
+        name = f"{model.stem}.streams{model.suffix}" if model.suffix not in ("", ".keras") else f"{model.stem}.streams"
         if judged.kind != "nothing":
             launched = "capture=no" if (loose if coverage is None else coverage.uncaptured) else None
             named = {"--shared": [] if once is None or once.mixes else [*shared], "--cuda": launched}

@@ -197,7 +197,8 @@ def _look(
     """Findings about a model."""
     from msplit import checks
 
-    return checks.check(choice.load(model, record=record), settings, ruleset=ruleset, **of)
+    found = checks.check(choice.load(model, record=record), settings, ruleset=ruleset, **of)
+    return replace(found, model=str(model))  # a file that is exported to be read keeps its name
 
 
 def _show(

@@ -28,7 +28,7 @@ Looked = tuple[Any, str]
 _HERE = 4
 """Most models that are looked at in this process where nobody says how many shall: to start one takes as long as a few small models."""
 
-_ENDINGS = (".pb", ".pbtxt", ".meta", ".keras")
+_ENDINGS = (".pb", ".pbtxt", ".meta")
 
 jobs_option = click.option(
     "--jobs",
