@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import io
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import click
 
-from msplit.cli import options
+from msplit.cli import options, output
 from msplit.cli.main import command_of
 from msplit.core.arguments import spelling
 from msplit.engines.process import Process, serve
@@ -64,6 +68,71 @@ def _below(path: Path) -> list[Path]:
             here[name] for name in files if name in here and name.endswith(_ENDINGS) and name != reader.FINGERPRINT
         ]
     return sorted([*found, *unread])
+
+
+def of_folders(command: Callable[..., int]) -> Callable[..., int]:
+    """Lets a command that compares OLD and NEW compare two folders: each model of both with the one of its name there.
+
+    The command has parameters `old`, `model`, `style` and `exit_code`, and prints one document of JSON.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*, jobs: int | None, **given: Any) -> int:
+        sides = [
+            {path.relative_to(side): path for path in models_in([side])} for side in (given["old"], given["model"])
+        ]
+        folders = [paths.keys() != {Path()} for paths in sides]
+        if not any(folders):
+            return command(**given)
+        if not all(folders):
+            raise click.UsageError("one of the two is a folder of models: give two models, or two such folders.")
+        both = sorted(sides[0].keys() & sides[1].keys())
+        name = click.get_current_context().info_name or ""
+        looked = each(name, functools.partial(_compared, name, given), both, jobs)
+        return _tell_folders(
+            name, given, both, looked, [sorted(one.keys() - other.keys()) for one, other in (sides, sides[::-1])]
+        )
+
+    return wrapped
+
+
+def _compared(name: str, given: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """What the command prints of a model of both folders, as data, with whether nothing changed."""
+    pair = {"old": given["old"] / model, "model": given["model"] / model}
+    with redirect_stdout(io.StringIO()) as text:
+        code = inspect.unwrap(command_of(name).callback)(**{**given, **pair, "style": "json", "exit_code": True})
+    return {"model": str(model), "same": not code, "diff": json.loads(text.getvalue())}
+
+
+def _tell_folders(
+    name: str, given: Mapping[str, Any], both: Sequence[Path], looked: Sequence[Looked], alone: Sequence[Sequence[Path]]
+) -> int:
+    """Prints what two folders have in common and what not. The exit code."""
+    from msplit.report.document import Document, Table, plural
+
+    found = [one for one, _ in looked if one is not None]
+    errors = {str(model): why for model, (_, why) in zip(both, looked, strict=True) if why}
+    changed = [one["model"] for one in found if not one["same"]]
+    rows = [(one["model"], "same" if one["same"] else "changed") for one in found]
+    rows += [
+        (str(model), f"only in {side}") for side, paths in zip(("OLD", "NEW"), alone, strict=True) for model in paths
+    ]
+    count = f"{plural(len(found), 'model')} compared: {len(changed):,} changed, {len(found) - len(changed):,} the same."
+    notes = [count, f"{len(alone[0]):,} only in OLD, {len(alone[1]):,} only in NEW."]
+    if errors:
+        notes.append(f"{plural(len(errors), 'model')} could not be compared.")
+    document = Document(
+        f"{given['old']} → {given['model']}", tables=[Table("", ("model", "what"), sorted(rows))], notes=notes
+    )
+    payload = {
+        "models": found,
+        **{f"only_in_{side}": list(map(str, paths)) for side, paths in zip(("old", "new"), alone, strict=True)},
+        "errors": [{"model": model, "error": why} for model, why in errors.items()],
+    }
+    options.show(given["style"], name, document, lambda: payload)
+    for why in errors.values():
+        output.tell(f"error: {why}")
+    return 2 if errors else int(given["exit_code"] and bool(changed or alone[0] or alone[1]))
 
 
 def each(command: str, look: Look, models: Sequence[Path], jobs: int | None) -> list[Looked]:

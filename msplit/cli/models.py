@@ -28,6 +28,7 @@ import click
 from msplit import progress
 from msplit.cli import options, output
 from msplit.cli.keys import option, together
+from msplit.cli.many import jobs_option, of_folders
 from msplit.cli.output import say
 from msplit.errors import MsplitError
 from msplit.report.document import plural
@@ -240,7 +241,9 @@ class Rules(options.Rules):
 @click.option("--all", "everything", is_flag=True, help="List every node, not only the costliest.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if anything changed.")
 @options.format_option
+@jobs_option
 @together
+@of_folders
 def diff_command(
     old: Path,
     model: Path,
@@ -251,7 +254,8 @@ def diff_command(
     work: options.RecordedWork,
     style: str,
 ) -> int:
-    """Compare the stream ids of two models, OLD and NEW: what moved, why, and what it does to the plan.
+    """Compare the stream ids of two models, OLD and NEW: what moved, why, and what it does to the plan. Of two folders of models: a row for
+    each that is in both.
 
     Nodes are matched by name. Neither model is executed. What is not given is as `msplit assign` has recorded it with NEW.
     """

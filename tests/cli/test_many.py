@@ -184,3 +184,43 @@ def test_a_plan_belongs_to_one_model(zoo: Path) -> None:
     done = msplit("check", zoo, "--against", SAMPLES / "towers_small.pb")
     assert (done.code, "belongs to one model, and 5 were given" in done.err) == (2, True)
     assert json.loads(fine("check", zoo / "saved", "--format", "json").out)["command"] == "check"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_two_folders_are_compared_model_by_model(zoo: Path, tmp_path: Path, jobs: int) -> None:
+    new = tmp_path / "new"
+    shutil.copytree(zoo, new)
+    (new / "annotated.pb").rename(new / "renamed.pb")
+    place = new / "deep" / "er" / HOSTILE
+    fine("assign", zoo / "deep" / "er" / HOSTILE, "--streams", 2, "-o", place, "--force")
+    with unchanged(zoo, new):
+        done = msplit("diff", zoo, new, "--jobs", jobs)
+        found = msplit("diff", zoo, new, "--jobs", jobs, "--format", "json")
+    assert (done.code, found.code) == (2, 2)
+    assert "2 models compared: 1 changed, 1 the same." in done.out
+    assert "1 only in OLD, 1 only in NEW." in done.out
+    assert "2 models could not be compared." in done.out
+    assert "\x1b" not in done.out + done.err + found.out + found.err
+    validate("diff_folders", found.json)
+    told = found.json
+    assert [(one["model"], one["same"]) for one in told["models"]] == [(NAMES[3], False), ("saved", True)]
+    assert (told["only_in_old"], told["only_in_new"]) == (["annotated.pb"], ["renamed.pb"])
+    assert [one["model"] for one in told["errors"]] == NAMES[1:3]
+    alone = fine("diff", zoo / "deep" / "er" / HOSTILE, place, "--format", "json").json
+    assert told["models"][0]["diff"] == alone
+    validate("diff", alone)
+
+
+def test_what_folders_have_in_common_decides_the_exit_code(tmp_path: Path) -> None:
+    for side in ("old", "new"):
+        (tmp_path / side).mkdir()
+        for number in range(2):
+            shutil.copy(SAMPLES / "towers_small.pb", tmp_path / side / f"{number}.pb")
+    sides = (tmp_path / "old", tmp_path / "new")
+    assert fine("diff", *sides, "--exit-code", "--jobs", 1).code == 0
+    (tmp_path / "new" / "1.pb").unlink()
+    assert fine("diff", *sides, "--jobs", 1).code == 0
+    assert msplit("diff", *sides, "--exit-code", "--jobs", 1).code == 1
+    mixed = msplit("diff", tmp_path / "old", tmp_path / "new" / "0.pb")
+    assert (mixed.code, "give two models, or two such folders" in mixed.err) == (2, True)
+    assert msplit("diff", tmp_path / "old", tmp_path / "none").code == 2
