@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from msplit import escape
+
+LOG = logging.getLogger("msplit")
+"""The logger of all of msplit, without a handler: nobody sees it unless a program asks. Phases of preparing are DEBUG, what a program that
+serves wants to see of each preparation is INFO, and WARNING is what costs time or is not as it was asked for."""
+LOG.addHandler(logging.NullHandler())
 
 Value = TypeVar("Value")
 
@@ -180,9 +188,13 @@ def phase(what: str, *, detail: bool = False) -> Iterator[None]:
         detail: Whether it is for who listens only, such as one of many candidates: in sums, the phase around it has its time.
     """
     told, timed = _told.get(), () if detail else _timed.get()
-    if told is None and not timed:
+    logged = not detail and LOG.isEnabledFor(logging.DEBUG)
+    if told is None and not timed and not logged:
         yield
         return
+    start = time.perf_counter()
+    if logged:
+        LOG.debug("%s", escape.line(what))
     depth = 0 if told is None else len(told.open)
     if told is not None:
         told.begin(what)
@@ -195,15 +207,28 @@ def phase(what: str, *, detail: bool = False) -> Iterator[None]:
             one._end()
         if told is not None:
             told.end(depth)
+        if logged:
+            LOG.debug("%s: %.3f s", escape.line(what), time.perf_counter() - start)
 
 
-def prepared() -> None:
-    """Says that all is ready: the innermost `timing`, if there is one, sums up no more, and a listener that is a `HearsSums` is told."""
+def prepared(what: object = "") -> None:
+    """Says that all is ready: the innermost `timing`, if there is one, sums up no more, and a listener that is a `HearsSums` is told.
+
+    Args:
+        what: Name of what is ready, for the log.
+    """
     told = _told.get()
     for phases in _timed.get()[-1:]:
         sums = phases.stop()
+        if LOG.isEnabledFor(logging.INFO):
+            longest = ", ".join(f"{one.phase} {one.seconds:.2f} s" for one in sums.phases[:_LONGEST])
+            LOG.info("%s", escape.line(f"{what or 'a model'} is prepared after {sums.seconds:.2f} s: {longest}"))
         if told is not None and isinstance(told.listener, HearsSums):
             told.listener.summed(sums)
+
+
+_LONGEST = 4
+"""Phases that the log names."""
 
 
 def importing(module: str, what: str) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ INTRODUCTION = """\
     msplit check MODEL… [--rules FILE] [--plan FILE] [--against OLD] [--select/--ignore CODES] [--config FILE]
                        [--batch N] [--shape NAME=D,D,…] [--costs KEY=VALUE]
                        [--format table|json|md|github|junit|sarif] [--fail-on SEVERITY] [--exit-zero]
-                       [--baseline FILE] [--write-baseline FILE]
+                       [--baseline FILE] [--write-baseline FILE] [--output FILE] [--jobs N]
 
 `msplit check` tells whether the stream ids of a model are valid, whole, safe, and still worth it. It never runs the
 model and never changes a file. What it can check depends on what it is given: the model alone, the rules that its ids
@@ -38,8 +38,9 @@ What the ids were made with (rules, streams, batch, shapes, GPU, profile) need n
 [a record](files.md#the-record-of-an-assignment) of it with the model. Options win over settings, and settings over the
 record; `--costs record=no` leaves it out. A finding that depends on any of it says what it was judged with, and where that came from.
 
-Several models may be given: `msplit check models/*.pb`. One that can not be read is told on stderr, the others are checked
-all the same, and the exit code is 2. `--plan` and `--against` belong to one model.
+Several models may be given, or a folder of models: `msplit check models`. Several processes (`--jobs N`) check them, and a summary is
+printed. One that can not be read is told on stderr, in JSON, JUnit and SARIF; the others are checked all the same, and the exit code is 2.
+`--plan` and `--against` belong to one model. `--output FILE` writes the result to a file, whole or not at all, in any format.
 
 To begin with a project that has findings, write them down with `--write-baseline known.json`, commit the file, and give
 `--baseline known.json` (or `baseline:` in the settings): what it knows is counted and neither listed nor failing. A finding is

@@ -29,6 +29,7 @@ from msplit.errors import AssignError, MsplitError, WriteError
 from msplit.flatten.flat import FlatGraph, among, as_written, to_ids, with_ids
 from msplit.formats.atomic import check_target
 from msplit.formats.model import AssignmentRecord, Model, Nodes, RecordedRules
+from msplit.formats.reader import source_of
 from msplit.progress import phase
 from msplit.rules import streamfile
 from msplit.rules.manual import Manual
@@ -328,7 +329,7 @@ def check_places(flat: FlatGraph, paths: Sequence[Path], *, force: bool = False)
         WriteError: Two of them are one place, one is the input or lies in its folder, something is there already and `force` is not
             given, or there is no folder that can be written to.
     """
-    source = Path(os.path.realpath(flat.model.path))
+    source = Path(os.path.realpath(source_of(flat.model.path)))
     taken: dict[Path, Path] = {}
     for path in paths:
         target = Path(os.path.realpath(path))

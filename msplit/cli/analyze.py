@@ -1,13 +1,11 @@
 """`msplit analyze`: what is independent in a model, and what streams could gain.
 
-`msplit report`: one HTML file to look at.
-
 `msplit assign`: stream ids by rules, and the annotated model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import options
+from msplit.cli import options, output
 from msplit.cli.keys import key, option, together
-from msplit.progress import phase, telling
+from msplit.cli.many import each, jobs_option, models_in
+from msplit.progress import telling
 
 if TYPE_CHECKING:
     from msplit.api import Assigned
     from msplit.flatten.flat import FlatGraph
     from msplit.report.assignment import Outputs
+    from msplit.report.document import Document
 
 
 DEVICE_GPUS = 2
@@ -40,38 +40,74 @@ class Inside(options.Choice):
     )
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a model, or of each of several."""
+
+    views: Sequence[str] = option(
+        "--show", type=click.Choice(VIEWS), multiple=True, help="What to show (default: summary). Repeatable."
+    )
+    engine: str | None = option(type=click.Choice(["cuda"]), help="Also tell which ops this engine can run.")
+    gpus: int | None = option(
+        type=click.IntRange(2, 64),
+        metavar="N",
+        help="Also tell whether to split the model over N such GPUs, by the simulator.",
+    )
+    shared: Sequence[str] = option(
+        multiple=True, metavar="PATTERN", help="What these inputs have to themselves. Repeatable."
+    )
+
+
 @click.command()
-@options.model_argument
-@click.option(
-    "--show", "views", type=click.Choice(VIEWS), multiple=True, help="What to show (default: summary). Repeatable."
-)
-@click.option("--engine", type=click.Choice(["cuda"]), help="Also tell which ops this engine can run.")
-@click.option(
-    "--gpus",
-    type=click.IntRange(2, 64),
-    metavar="N",
-    help="Also tell whether to split the model over N such GPUs, by the simulator.",
-)
-@click.option("--shared", multiple=True, metavar="PATTERN", help="What these inputs have to themselves. Repeatable.")
+@click.argument("models", metavar="MODEL…", type=options.PATH, nargs=-1, required=True)
+@jobs_option
 @options.format_option
 @together
 def command(
-    model: Path,
-    choice: Inside,
-    views: Sequence[str],
-    engine: str | None,
-    gpus: int | None,
-    shared: Sequence[str],
-    work: options.Work,
-    style: str,
-) -> None:
-    """Analyze MODEL: what is independent in it, and what streams could gain. The model is not executed."""
+    models: tuple[Path, ...], choice: Inside, question: Question, work: options.Work, jobs: int | None, style: str
+) -> int:
+    """Analyze MODEL: what is independent in it, and what streams could gain. Of several, or of a folder of models: a row for each. No model
+    is executed.
+    """
+    from msplit.report import analysis
+
+    models = models_in(models)
+    given = {name for name in ("gpu",) if options.was_given(name)}
+    if len(models) == 1:
+        options.show(style, "analyze", *_look(choice, question, work, given, models[0]))
+        return 0
+    looked = each("analyze", partial(_payload, choice, question, work, given), models, jobs)
+    errors = {str(model): why for model, (_, why) in zip(models, looked, strict=True) if why}
+    found = [payload for payload, _ in looked if payload is not None]
+    options.show(style, "analyze", analysis.overview(found, errors), lambda: analysis.overview_payload(found, errors))
+    for why in errors.values():
+        output.tell(f"error: {why}")
+    return 2 if errors else 0
+
+
+def _payload(choice: Inside, question: Question, work: options.Work, said: Set[str], model: Path) -> Any:
+    """The analysis of a model as plain data, as it would be printed."""
+    import json
+
+    from msplit.report.document import dumps
+
+    return json.loads(dumps("analyze", _look(choice, question, work, said, model)[1]()))
+
+
+def _look(
+    choice: Inside, question: Question, work: options.Work, said: Set[str], model: Path
+) -> tuple[Document, Callable[[], Mapping[str, Any]]]:
+    """The analysis of a model, as a document and, when asked for, as data.
+
+    Args:
+        said: Parameters of `work` that were given.
+    """
     from msplit import api
     from msplit.analysis.shared import repeated_work, shared_work
     from msplit.opset.traits import written
     from msplit.report import analysis
 
-    costing = work.arguments()
+    costing, engine, gpus, shared = work.arguments(), question.engine, question.gpus, question.shared
     flat = choice.load(model, choice.function)
     found = api.analyze(flat, **costing)
     coverage = None
@@ -87,10 +123,10 @@ def command(
     split = None if gpus is None else found.on_gpus(gpus)
     once = shared_work(found.flat, found.costs, shared, dict(work.shapes)) if shared or (work.batch or 1) > 1 else None
     repeated = repeated_work(found.flat, found.costs, found.shapes)
-    chosen = tuple(dict.fromkeys(views)) or ("summary",)
+    chosen = tuple(dict.fromkeys(question.views)) or ("summary",)
     following: list[Sequence[str]] = []
     if choice.function is None:
-        gpu = (work.gpu,) if options.was_given("gpu") else None
+        gpu = (work.gpu,) if "gpu" in said else None
         profile = None if work.profile_path is None else (work.profile_path,)
         given: dict[str, Any] = {
             **choice.further(),
@@ -100,7 +136,7 @@ def command(
         }
         judged = found.judgement
         # in the folder where the user is, beside nothing that is there
-        name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
+        name = f"{model.stem}.streams{model.suffix}" if model.suffix not in ("", ".keras") else f"{model.stem}.streams"
         if judged.kind != "nothing":
             launched = "capture=no" if (loose if coverage is None else coverage.uncaptured) else None
             named = {"--shared": [] if once is None or once.mixes else [*shared], "--cuda": launched}
@@ -120,82 +156,10 @@ def command(
         elif judged.helps:
             given = {"--rules": "auto", "--streams": judged.streams, **given, "-o": name}
             following.append(options.command_line("assign", model, given))
-    options.show(
-        style,
-        "analyze",
+    return (
         analysis.document(found, chosen, coverage, following, split, (once, repeated), loose),
         lambda: analysis.payload(found, chosen, coverage, following, split, (once, repeated)),
     )
-
-
-@click.command()
-@options.model_argument
-@click.option("-o", "--output", type=options.PATH, required=True, help="The HTML file to write.")
-@click.option(
-    "--no-candidates", is_flag=True, help="Do not simulate other assignments, which takes long on huge graphs."
-)
-@click.option(
-    "--bench",
-    "bench_paths",
-    type=options.PATH,
-    multiple=True,
-    help="What `bench` measured: its result (--format json) or its timeline (--trace). Repeatable.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing output.")
-@together
-def report_command(
-    model: Path,
-    choice: options.Choice,
-    rules: options.Rules,
-    output: Path,
-    no_candidates: bool,
-    bench_paths: Sequence[Path],
-    force: bool,
-    work: options.RecordedWork,
-) -> None:
-    """Write a report of MODEL: its graph coloured by stream, the simulated timeline, other assignments, findings.
-
-    The file is self-contained and needs no network. The model is not executed. What is not given is as `msplit assign` has recorded it
-    with the model.
-    """
-    from msplit import formats
-    from msplit import rules as rule_sets
-    from msplit.assignment.assignment import check_places
-    from msplit.assignment.model import Given, price, resolve
-    from msplit.cost.gpus import DEFAULT_GPU
-    from msplit.report.html import page as build
-    from msplit.report.html import runs
-    from msplit.report.html.page import render
-
-    given = work.arguments()
-    loaded = None if rules.ruleset is None else rule_sets.load(rules.ruleset, streams=rules.streams)
-    flat = choice.load(model, record=work.record)
-    check_places(flat, [output], force=force)
-    defaults = resolve(flat, Given(loaded, rules.streams, **given))
-    settled = defaults.workload
-    sizes, costs = price(flat, settled)
-    further = {
-        **choice.further(),
-        "--batch": settled.batch,
-        "--shape": tuple(settled.shapes.items()),
-        "--costs": () if settled.gpu == DEFAULT_GPU else options.pairs(gpu=(settled.gpu,)),
-    }
-    measured = runs.measured(flat, bench_paths)
-    page = build.page(
-        flat,
-        costs,
-        ruleset=rules.ruleset,
-        streams=rules.streams,
-        candidates=not no_candidates,
-        shapes=sizes,
-        options=" ".join(options.command_line("assign", model, further)[1:]),
-        defaults=defaults,
-    )
-    with phase("drawing"):
-        text = render(replace(page, measured=measured)).encode()
-    formats.write_bytes_atomic(output, text, force=force)
-    found = page.prediction
-    options.note(f"{output}: {len(flat):,} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs")
 
 
 EMITS = ("stream-file", "placement", "json", "yaml", "plan")

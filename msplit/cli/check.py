@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,17 @@ import click
 
 from msplit.cli import options, output
 from msplit.cli.keys import option, together
-from msplit.errors import MsplitError, WriteError, is_read
+from msplit.cli.many import Looked, each, jobs_option, models_in
+from msplit.errors import WriteError, is_read
 from msplit.report.document import plural
 
 if TYPE_CHECKING:
     from msplit.checks import Report
     from msplit.checks.subject import CheckSettings
+    from msplit.rules.ruleset import RuleSet
+
+MOST_CLEAN = 8
+"""Most models of which those without findings are shown, too."""
 
 FORMATS = ("table", "json", "md", "github", "junit", "sarif")
 
@@ -87,16 +92,33 @@ class Wanted:
         return replace(settings, **said, origin=dict.fromkeys(said, GIVEN))
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What it is held against, and what becomes of the result."""
+
+    against: Path | None = option(metavar="OLD", help="The model that the ids were made for.")
+    write_baseline: Path | None = option(
+        metavar="FILE", help="Write what is found as known, and exit 0. Replaces an earlier baseline."
+    )
+    place: Path | None = option("-o", "--output", metavar="FILE", help="Write the result to this file, whole.")
+    force: bool = option(help="Replace an existing output.")
+    exit_zero: bool = option(help="Exit 0 whatever is found.")
+
+    def refuse(self, models: Sequence[Path]) -> None:
+        """Raises a WriteError where the result can not be written, or would take the place of a model."""
+        from msplit.formats.atomic import check_target
+
+        if self.place is None:
+            return
+        check_target(self.place, force=self.force)
+        target = Path(os.path.realpath(self.place))
+        if any(one in (target, *target.parents) for one in map(Path, map(os.path.realpath, models))):
+            what = "is a model that is checked, or lies in its folder"
+            raise WriteError(what, where=str(self.place), fix="choose another name")
+
+
 @click.command()
 @click.argument("models", metavar="MODEL…", type=options.PATH, nargs=-1, required=True)
-@click.option("--against", type=options.PATH, metavar="OLD", help="The model that the ids were made for.")
-@click.option(
-    "--write-baseline",
-    type=options.PATH,
-    metavar="FILE",
-    help="Write what is found as known, and exit 0. Replaces an earlier baseline.",
-)
-@click.option("--exit-zero", is_flag=True, help="Exit 0 whatever is found.")
 @click.option(
     "--explain",
     metavar="CODE|all",
@@ -106,29 +128,30 @@ class Wanted:
     expose_value=False,
     help="Explain a code and exit.",
 )
+@jobs_option
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print.")
 @together
 def command(
     models: tuple[Path, ...],
     choice: options.Choice,
     wanted: Wanted,
-    against: Path | None,
-    write_baseline: Path | None,
-    exit_zero: bool,
+    outcome: Outcome,
     work: options.RecordedWork,
+    jobs: int | None,
     style: str,
 ) -> int:
-    """Check the stream ids of one or more models: are they valid, whole, safe, and still worth it? No model is executed.
+    """Check the stream ids of models, or of all models in a folder: are they valid, whole, safe, and still worth it? None is executed.
 
     Exit code 0: nothing found; 1: an error (or what --fail-on says) was found; 2: it could not be checked. Options win over settings, and
     settings over what `msplit assign` has recorded with the model.
     """
-    from msplit import checks, formats
+    from msplit import formats
     from msplit import rules as rule_sets
     from msplit.checks import run as baselines
     from msplit.checks.run import chosen
     from msplit.schedule import planfile
 
+    models, against, write_baseline = models_in(models), outcome.against, outcome.write_baseline
     if len(models) > 1 and (wanted.plan is not None or against is not None):
         option = "--plan" if wanted.plan is not None else "--against"
         raise click.UsageError(f"{option} belongs to one model, and {len(models)} were given.")
@@ -137,25 +160,24 @@ def command(
     ruleset = None if settings.rules is None else rule_sets.load(settings.rules, streams=settings.streams)
     plan_file = None if settings.plan is None else planfile.load(settings.plan)
     known = () if settings.baseline is None or write_baseline is not None else baselines.load(settings.baseline)
-    old = None if against is None else formats.read(against, **vars(choice))
-    reports: list[Report] = []
-    unread = 0
-    for model in models:
-        try:
-            flat = choice.load(model, record=work.record)
-            report = checks.check(flat, settings, ruleset=ruleset, plan=plan_file, against=old)
-        except MsplitError as problem:
-            if len(models) == 1:
-                raise
-            unread += 1
-            output.tell(f"error: {problem}")
-            continue
-        if settings.baseline is not None and write_baseline is None:
-            report = baselines.without_known(report, known, Path(settings.baseline).parent, settings)
-        reports.append(report)
-    if reports:
-        _show(style, reports, settings, together=len(models) > 1)
-    if unread:
+    outcome.refuse(models)
+    look = partial(_look, choice, settings, ruleset, record=work.record)
+    if len(models) == 1:
+        old = None if against is None else formats.read(against, **vars(choice))
+        looked: list[Looked] = [(look(models[0], plan=plan_file, against=old), "")]
+    else:
+        looked = each("check", look, models, jobs)
+    reports: list[Report] = [report for report, _ in looked if report is not None]
+    if settings.baseline is not None and write_baseline is None:
+        folder = Path(settings.baseline).parent
+        reports = [baselines.without_known(report, known, folder, settings) for report in reports]
+    errors = {str(model): why for model, (_, why) in zip(models, looked, strict=True) if why}
+    output.clear()
+    for why in errors.values():
+        output.tell(f"error: {why}")
+    with output.into(outcome.place, force=outcome.force):
+        _show(style, reports, errors, settings, together=len(models) > 1)
+    if errors:
         return 2
     if write_baseline is not None:
         if os.path.lexists(write_baseline) and not is_read(baselines.load, write_baseline):
@@ -166,23 +188,37 @@ def command(
         count = sum(len(report.findings) for report in reports)
         options.note(f"Written: {write_baseline}, {plural(count, 'known finding')}.")
         return 0
-    return int(any(report.failed for report in reports) and not exit_zero)
+    return int(any(report.failed for report in reports) and not outcome.exit_zero)
 
 
-def _show(style: str, reports: Sequence[Report], settings: CheckSettings, *, together: bool) -> None:
-    from msplit.cli import output
+def _look(
+    choice: options.Choice, settings: CheckSettings, ruleset: RuleSet | None, model: Path, *, record: bool, **of: Any
+) -> Report:
+    """Findings about a model."""
+    from msplit import checks
+
+    found = checks.check(choice.load(model, record=record), settings, ruleset=ruleset, **of)
+    return replace(found, model=str(model))  # a file that is exported to be read keeps its name
+
+
+def _show(
+    style: str, reports: Sequence[Report], errors: Mapping[str, str], settings: CheckSettings, *, together: bool
+) -> None:
     from msplit.report import document, findings
 
-    output.clear()
     if style == "github":
         output.commands(findings.github(*reports))
     elif style == "junit":
-        output.xml(findings.junit(*reports, fail_on=settings.fail_on))
+        output.xml(findings.junit(*reports, fail_on=settings.fail_on, errors=errors))
     elif style == "sarif":
-        output.json(findings.sarif(*reports))
+        output.json(findings.sarif(*reports, errors=errors))
     elif style == "json" and together:
-        output.json(document.dumps("check", findings.together(reports)))
+        output.json(document.dumps("check", findings.together(reports, errors)))
     else:
+        verbose = options.is_set("verbose")
         for report in reports:
-            payload = partial(findings.payload, report)
-            options.show(style, "check", findings.document(report, verbose=options.is_set("verbose")), payload)
+            if len(reports) <= MOST_CLEAN or report.findings or verbose:
+                payload = partial(findings.payload, report)
+                options.show(style, "check", findings.document(report, verbose=verbose), payload)
+        if together:
+            options.show(style, "check", findings.summary(reports, errors), dict)

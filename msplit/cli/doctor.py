@@ -9,17 +9,19 @@ import importlib.util
 import json
 import os
 import platform
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import click
 
 from msplit.cli import options
 from msplit.cli.main import COMMANDS
 from msplit.engines.cuda.coverage import toolchain
-from msplit.engines.environment import COPY_THREADS, HOST_OPS, mps, nvidia_smi, version, visible
+from msplit.engines.environment import COPY_THREADS, HOST_OPS, driver_cuda, mps, nvidia_smi, version, visible
 from msplit.errors import INSTALL_PYTORCH, INSTALL_SERVING, INSTALL_TENSORFLOW
 
 
@@ -37,14 +39,15 @@ from msplit.errors import INSTALL_PYTORCH, INSTALL_SERVING, INSTALL_TENSORFLOW
 def command(wanted: Sequence[str], engine: str | None, style: str) -> int:
     """Say what this machine can do: GPU, driver, PyTorch, TensorFlow, other processes on the card, and which commands run.
 
-    The exit code is 1 where something that --for or --engine asks for is missing, else 0.
+    The exit code is 1 where something that --for or --engine asks for is missing, else 0. For these PyTorch and TensorFlow are started;
+    otherwise it says what is installed.
     """
     from msplit.report.document import Document, Table
 
-    found = examine()
-    commands = runnable(found, COMMANDS)
     asked = [name for name in wanted if name != "bench" or engine is None]
     asked += [f"bench --engine {engine}"] if engine is not None else []
+    found = examine(start=any(name not in _LIGHT for name in asked))
+    commands = runnable(found, COMMANDS)
     missing = [one for one in commands if one.subject in asked and one.status == MISSING]
     fixes = [*(one for one in found if one.fix), *(one for one in commands if one.fix and one.subject in asked)]
     document = Document(
@@ -93,14 +96,23 @@ class Finding:
     fix: str = ""
 
 
-def examine() -> list[Finding]:
-    """Looks at everything that msplit can use."""
+_LIGHT = ("analyze", "assign", "check", "diff", "doctor", "export", "report", "rules", "show", "strip")
+"""Commands that start neither PyTorch nor TensorFlow."""
+
+
+def examine(*, start: bool = False) -> list[Finding]:
+    """Looks at everything that msplit can use.
+
+    Args:
+        start: True to start PyTorch and TensorFlow, which takes seconds and shows whether they find a GPU.
+    """
+    gpus = _gpus()
     return [
         Finding("python", OK, f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"),
-        *_gpus(),
+        *gpus,
         *_processes(),
-        _torch(),
-        _tensorflow(),
+        _torch() if start else _installed_torch(any(one.subject == "gpu" and one.status == OK for one in gpus)),
+        _tensorflow() if start else _installed_tensorflow(),
         *_compilers(),
         *_kernels(),
         *_native(),
@@ -151,18 +163,69 @@ def _processes() -> list[Finding]:
     return [Finding("other processes", LIMITED, f"{len(rows)} on the card: {shown}", fix)]
 
 
+_NO_TORCH = Finding("pytorch", MISSING, "not installed: the cuda engine needs it", INSTALL_PYTORCH)
+_NO_CUDA = "install a CUDA build of PyTorch"
+_NO_DEVICE = (
+    "check that the driver is new enough for this CUDA (nvidia-smi shows what it supports) and CUDA_VISIBLE_DEVICES"
+)
+
+
+def _installed_torch(gpu: bool) -> Finding:
+    """PyTorch by what its package says, which takes 2 s less than to start it."""
+    folder = _package("torch")
+    if folder is None:
+        return _NO_TORCH
+    text = f"PyTorch {version('torch') or 'of an unknown version'}"
+    try:
+        cuda = runpy.run_path(str(folder / "version.py")).get("cuda")
+        needs = int(str(cuda).partition(".")[0]) if cuda else 0
+    except Exception:  # noqa: BLE001  a damaged package
+        return Finding("pytorch", LIMITED, f"{text}, which does not say what CUDA it is for", INSTALL_PYTORCH)
+    if not needs:
+        return Finding("pytorch", LIMITED, f"{text}, a build without CUDA", _NO_CUDA)
+    if not gpu:
+        return Finding("pytorch", LIMITED, f"{text} for CUDA {cuda}, and there is no device", _NO_DEVICE)
+    has = driver_cuda()
+    if has and has < needs:
+        text = f"{text} for CUDA {cuda}, and the driver is for CUDA {has}: it finds no device"
+        return Finding("pytorch", LIMITED, text, _NO_DEVICE)
+    return Finding("pytorch", OK, f"{text}, CUDA {cuda}{_NOT_STARTED}")
+
+
+_NOT_STARTED = " (installed; `msplit doctor --for bench` starts it)"
+
+
+def _installed_tensorflow() -> Finding:
+    """TensorFlow by what its package says, which takes 3 s less than to start it."""
+    folder = _package("tensorflow")
+    if (
+        folder is None or not (folder / "python").is_dir()
+    ):  # without this there are the messages of a client of a server alone
+        return Finding("tensorflow", MISSING, _NO_TENSORFLOW, INSTALL_TENSORFLOW)
+    number = next(filter(None, map(version, ("tensorflow", "tensorflow-cpu", "tf-nightly"))), "of an unknown version")
+    return Finding("tensorflow", OK, f"TensorFlow {number}: it verifies, and runs host ops{_NOT_STARTED}")
+
+
+def _package(name: str) -> Path | None:
+    """The folder of an installed package, which is not imported."""
+    spec = importlib.util.find_spec(name)
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    return Path(places[0]) if places else None
+
+
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
-        return Finding("pytorch", MISSING, "not installed: the cuda engine needs it", INSTALL_PYTORCH)
-    import torch
-
+        return _NO_TORCH
+    try:
+        import torch
+    except (ImportError, OSError) as problem:  # a library that it is linked with is not there
+        text = f"PyTorch {version('torch') or ''} is installed but does not start: {problem}"
+        return Finding("pytorch", MISSING, text, INSTALL_PYTORCH)
     if torch.version.cuda is None:
-        text = f"PyTorch {torch.__version__}, a build without CUDA"
-        return Finding("pytorch", LIMITED, text, "install a CUDA build of PyTorch")
+        return Finding("pytorch", LIMITED, f"PyTorch {torch.__version__}, a build without CUDA", _NO_CUDA)
     if not torch.cuda.is_available():
         text = f"PyTorch {torch.__version__} for CUDA {torch.version.cuda} sees no device"
-        fix = "check that the driver is new enough for this CUDA (nvidia-smi shows what it supports) and CUDA_VISIBLE_DEVICES"
-        return Finding("pytorch", LIMITED, text, fix)
+        return Finding("pytorch", LIMITED, text, _NO_DEVICE)
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
     capability = ".".join(map(str, torch.cuda.get_device_capability()))
     text = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, sees {names} (sm {capability})"

@@ -1,6 +1,4 @@
-"""Options as data: fields of dataclasses describe them. What only one part of msplit reads is one option, KEY=VALUE, whose keys `--help`
-lists.
-"""
+"""Options as data: fields of dataclasses describe them. What one part of msplit alone reads is an option of keys, which `--help` lists."""
 
 from __future__ import annotations
 
@@ -193,9 +191,9 @@ class Keyed:
 KEYED = {
     "--part": Keyed("Which part of the model, a key each time; keys below.", kind=Single),
     "--input": Keyed(
-        "Values of an input: .npy, .npz, TFRecord or JSON; what has none is made up. Keys below.",
+        "Values of an input: .npy, .npz, TFRecord or JSON, or the first batch of a function; what has none is made up. Keys below.",
         "NAME",
-        "[NAME=]FILE|seed=N",
+        "[NAME=]FILE|MODULE:FUNCTION|seed=N",
         InputValue,
     ),
     "--cuda": Keyed("What only the cuda engine reads; keys below."),

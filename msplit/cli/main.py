@@ -49,10 +49,10 @@ COMMANDS = {
 """Subcommand -> one line of help."""
 
 _TOGETHER = {
-    "analyze": ("assign", "report"),
+    "analyze": ("assign",),
     "bench": ("bisect", "tune"),
     "build": ("profile",),
-    "models": ("diff", "replicate", "rules", "sample", "show", "strip"),
+    "models": ("diff", "replicate", "report", "rules", "sample", "show", "strip"),
     "serve": ("export", "worker"),
 }
 """Module -> commands in it, beside its own: functions called `<name>_command`. All others: `command`, in the module of their name."""
@@ -171,6 +171,12 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] == "help" and not ctx.resilient_parsing:  # `msplit help COMMAND` is `msplit COMMAND --help`
+            names = [one for one in args[1:] if not one.startswith("-") and one != "help"]
+            if not names:
+                output.say(ctx.get_help())
+                ctx.exit()
+            args = [*names, "--help"]
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as problem:
@@ -183,7 +189,7 @@ class _Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(sorted([*COMMANDS.items(), ("help", "Options, keys and examples of a command.")]))
 
 
 def command_of(name: str) -> Any:

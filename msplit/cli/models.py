@@ -1,8 +1,10 @@
-"""Commands on a model's file that run nothing: `show`, `strip`, `diff`, `replicate`, and `rules` and `sample`, which list and make.
+"""Commands on a model's file that run nothing: `show`, `strip`, `report`, `diff`, `replicate`, `rules` and `sample`.
 
 `msplit show`: what is in a model's file.
 
 `msplit strip`: the model without stream ids.
+
+`msplit report`: one HTML file to look at.
 
 `msplit rules`: the shipped rule sets.
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import click
 from msplit import progress
 from msplit.cli import options, output
 from msplit.cli.keys import option, together
+from msplit.cli.many import jobs_option, of_folders
 from msplit.cli.output import say
 from msplit.errors import MsplitError
 from msplit.report.document import plural
@@ -71,6 +74,76 @@ def strip_command(model: Path, choice: options.Choice, output: Path, force: bool
     say(f"Written: {report.path}, {plural(report.removed, 'stream id')} removed.")
     for note in (*report.notes, *report.warnings):
         options.note(note)
+
+
+@click.command()
+@options.model_argument
+@click.option("-o", "--output", type=options.PATH, required=True, help="The HTML file to write.")
+@click.option(
+    "--no-candidates", is_flag=True, help="Do not simulate other assignments, which takes long on huge graphs."
+)
+@click.option(
+    "--bench",
+    "bench_paths",
+    type=options.PATH,
+    multiple=True,
+    help="What `bench` measured: its result (--format json) or its timeline (--trace). Repeatable.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@together
+def report_command(
+    model: Path,
+    choice: options.Choice,
+    rules: options.Rules,
+    output: Path,
+    no_candidates: bool,
+    bench_paths: Sequence[Path],
+    force: bool,
+    work: options.RecordedWork,
+) -> None:
+    """Write a report of MODEL: its graph coloured by stream, the simulated timeline, other assignments, findings.
+
+    The file is self-contained and needs no network. The model is not executed. What is not given is as `msplit assign` has recorded it
+    with the model.
+    """
+    from msplit import formats
+    from msplit import rules as rule_sets
+    from msplit.assignment.assignment import check_places
+    from msplit.assignment.model import Given, price, resolve
+    from msplit.cost.gpus import DEFAULT_GPU
+    from msplit.report.html import page as build
+    from msplit.report.html import runs
+    from msplit.report.html.page import render
+
+    given = work.arguments()
+    loaded = None if rules.ruleset is None else rule_sets.load(rules.ruleset, streams=rules.streams)
+    flat = choice.load(model, record=work.record)
+    check_places(flat, [output], force=force)
+    defaults = resolve(flat, Given(loaded, rules.streams, **given))
+    settled = defaults.workload
+    sizes, costs = price(flat, settled)
+    further = {
+        **choice.further(),
+        "--batch": settled.batch,
+        "--shape": tuple(settled.shapes.items()),
+        "--costs": () if settled.gpu == DEFAULT_GPU else options.pairs(gpu=(settled.gpu,)),
+    }
+    measured = runs.measured(flat, bench_paths)
+    page = build.page(
+        flat,
+        costs,
+        ruleset=rules.ruleset,
+        streams=rules.streams,
+        candidates=not no_candidates,
+        shapes=sizes,
+        options=" ".join(options.command_line("assign", model, further)[1:]),
+        defaults=defaults,
+    )
+    with progress.phase("drawing"):
+        text = render(replace(page, measured=measured)).encode()
+    formats.write_bytes_atomic(output, text, force=force)
+    found = page.prediction
+    options.note(f"{output}: {len(flat):,} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs")
 
 
 @click.command()
@@ -168,7 +241,9 @@ class Rules(options.Rules):
 @click.option("--all", "everything", is_flag=True, help="List every node, not only the costliest.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if anything changed.")
 @options.format_option
+@jobs_option
 @together
+@of_folders
 def diff_command(
     old: Path,
     model: Path,
@@ -179,7 +254,8 @@ def diff_command(
     work: options.RecordedWork,
     style: str,
 ) -> int:
-    """Compare the stream ids of two models, OLD and NEW: what moved, why, and what it does to the plan.
+    """Compare the stream ids of two models, OLD and NEW: what moved, why, and what it does to the plan. Of two folders of models: a row for
+    each that is in both.
 
     Nodes are matched by name. Neither model is executed. What is not given is as `msplit assign` has recorded it with NEW.
     """

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import codecs
 import io
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
@@ -120,7 +121,29 @@ def console(file: IO[str] | None = None) -> Console:
     width = None
     if not stream.isatty() and "COLUMNS" not in os.environ:
         width = max(100, shutil.get_terminal_size((100, 24)).columns)
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    plain = False if isinstance(stream, _File) else None  # FORCE_COLOR is about what is shown
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False, force_terminal=plain)
+
+
+class _File(io.StringIO):
+    """Standard output whose text becomes a file."""
+
+
+@contextmanager
+def into(path: Path | None, *, force: bool) -> Iterator[None]:
+    """Writes what the block says on stdout to a file, whole or not at all; to stdout where no file is named.
+
+    Raises:
+        WriteError: It can not be written. What was there before is unharmed.
+    """
+    if path is None:
+        yield
+        return
+    from msplit.formats.atomic import write_bytes_atomic
+
+    with redirect_stdout(_File()) as text:
+        yield
+    write_bytes_atomic(path, text.getvalue().encode("utf-8", escape.HANDLER), force=force)
 
 
 def give_up(stream: TextIO) -> None:
@@ -429,11 +452,22 @@ def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
     else:
         display = Silent()
     _display.append(display)
+    warnings = _Warnings(logging.WARNING)
+    progress.LOG.addHandler(warnings)
     try:
         with progress.listening(display):
             yield
     finally:
+        progress.LOG.removeHandler(warnings)
         clear()
+
+
+class _Warnings(logging.Handler):
+    """Tells what the library warns of."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line to stderr."""
+        tell(f"{record.levelname.lower()}: {escape.line(record.getMessage())}")
 
 
 def clear() -> None:

@@ -80,12 +80,17 @@ class Length:
     resume: bool = option(help="Go on from the last checkpoint in --save, if there is one.")
     restore: Path | None = option(metavar="PREFIX", help="Begin with the variables of this checkpoint.")
     fetch_every: int = option(default=100, type=click.IntRange(1), help="Show what every so manyth step gives.")
+    log_csv: Path | None = option(
+        metavar="FILE",
+        help="Also add a row of step, seconds and numbers to this CSV file then; --resume goes on with it.",
+    )
 
     def settings(self) -> TrainSettings:
         """The same for what trains."""
         from msplit.training.loop import TrainSettings
 
-        return TrainSettings(self.steps, self.save, self.every, self.keep, self.resume, self.fetch_every)
+        kept = self.every, self.keep, self.resume, self.fetch_every, self.log_csv
+        return TrainSettings(self.steps, self.save, *kept)
 
 
 @dataclass(frozen=True)

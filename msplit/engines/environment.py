@@ -54,6 +54,16 @@ def nvidia_smi(what: str, fields: str, form: str = "csv,noheader") -> list[list[
     return [[cell.strip() for cell in line.split(",")] for line in listed.splitlines() if line.strip()]
 
 
+def driver_cuda() -> int:
+    """Major version of CUDA that the driver is for; 0 where there is no driver. CUDA is not started."""
+    try:
+        number = ctypes.c_int()
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return 0
+    return number.value // 1000
+
+
 def output_of(*command: str) -> str | None:
     """Output of a command; None where it fails or is not there."""
     try:

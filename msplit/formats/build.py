@@ -177,6 +177,9 @@ def read(path: str | os.PathLike[str]) -> Manifest:
         LoadError: It can not be read, or is none.
     """
     where = str(path)
+    if os.path.lexists(path) and not any(os.path.lexists(Path(path) / name) for name in (MANIFEST, WEIGHTS)):
+        fix = "`msplit.prepare` runs a model; `msplit build MODEL -o DIR` makes a build of it, which opens in a second"
+        raise LoadError("is no build: a build is a folder that `msplit build` made", where=where, fix=fix)
     try:
         value = JsonValue.read(Path(path) / MANIFEST, _LARGEST_MANIFEST, what="build", fix=_REMAKE)
         return _manifest(value)

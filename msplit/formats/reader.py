@@ -10,29 +10,38 @@ fields of a message and their wire types do.
 
 from __future__ import annotations
 
+import atexit
+import importlib.util
 import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from msplit import escape
 from msplit.core.graph import Graph
 from msplit.core.validate import verify
-from msplit.errors import GraphError, LoadError, MsplitError
+from msplit.errors import INSTALL_TENSORFLOW, GraphError, LoadError, MsplitError
 from msplit.formats import endpoints, wire
 from msplit.formats import model as records
 from msplit.formats.build import MANIFEST, WEIGHTS
 from msplit.formats.bundle import TABLE_MAGIC
 from msplit.formats.decode import to_graph
 from msplit.formats.endpoints import Endpoints
+from msplit.formats.files import open_regular
 from msplit.formats.functions import Expand, Library
 from msplit.formats.guess import guessed
 from msplit.formats.model import AssignmentRecord, Format, Model, ReadOptions, meta_graphs
 from msplit.formats.tensors import NotWireFormat
 from msplit.opset import schema
+from msplit.progress import phase
 
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 """Names of a SavedModel's main file; TensorFlow prefers the first."""
@@ -44,9 +53,10 @@ _LAST_FIELD = 15
 
 _KEEP = "give the SavedModel, GraphDef (.pb) or MetaGraphDef (.meta) that it was made from"
 _OF_KERAS = 'export a SavedModel: keras.models.load_model(FILE).export("DIR")'
+_ZIP = b"PK\x03\x04"
 _STRANGERS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras .h5)", _OF_KERAS),
-    (b"PK\x03\x04", "a zip archive (Keras .keras?)", _OF_KERAS),
+    (_ZIP, "a zip archive (Keras .keras?)", _OF_KERAS),
     (b"\x1f\x8b", "a gzip archive", "unpack it and give the model inside"),
     (b"\x93NUMPY", "a NumPy array", _KEEP),
     (b"\x80\x04\x95", "a Python pickle", "export the model as a SavedModel"),
@@ -237,7 +247,8 @@ def read(
     record: bool = True,
     gradients: Expand | None = None,
 ) -> Model:
-    """Reads a GraphDef, a MetaGraphDef or a SavedModel and verifies it. Never imports TensorFlow, never runs the model.
+    """Reads a GraphDef, a MetaGraphDef or a SavedModel and verifies it. Never imports TensorFlow, never runs the model. A `.keras` file is
+    exported first, see `exported`.
 
     Where `msplit assign` has left its record with the model, what nobody asks for here is as it was for the assignment.
 
@@ -254,7 +265,7 @@ def read(
         LoadError: The file can not be read, or there is a choice to make; the message lists what there is.
         GraphError: The graph is not valid; carries every defect.
     """
-    path = Path(path)
+    path = exported(Path(path))
     kind = sniff(path)
     file = main_file(path)
     asked = ReadOptions(_tuple(tags), signature, _tuple(inputs), _tuple(outputs))
@@ -349,6 +360,77 @@ def to_train(model: Model, targets: Sequence[str] | None, fetches: Sequence[str]
     if without:
         raise LoadError(f"--fetch names {without[0]!r}, which gives no tensor", where=where, fix="run it with --target")
     return replace(model, outputs=tuple(fetched), targets=tuple(dict.fromkeys(nodes)), left_out=None)
+
+
+KERAS = ".keras"
+_EXPORT = """
+import sys
+import keras
+keras.models.load_model(sys.argv[1], compile=False).export(sys.argv[2])
+"""
+_exported: dict[Path, Path] = {}
+"""Folder that Keras has exported to -> the file that was exported."""
+
+
+def exported(path: Path) -> Path:
+    """The SavedModel of a file that ends in `.keras`: exported by the Keras that is installed, in a process of its own, and kept as long as
+    this process lives. Other paths, and what is no such file inside, stay as they are.
+
+    Keras builds and traces the model for that, in its safe mode: such a file is a program, unlike those that msplit reads itself.
+
+    Raises:
+        LoadError: Keras or TensorFlow is not installed, or can not export it.
+    """
+    if path.suffix != KERAS or not path.is_file():
+        return path
+    with wire.reported(path), open_regular(path) as file:
+        if file.read(4) != _ZIP:
+            return path
+        info = os.fstat(file.fileno())
+    target = _export(path.resolve(), info.st_mtime_ns, info.st_size)
+    _exported[target] = path
+    return target
+
+
+@lru_cache
+def _export(path: Path, changed: int, size: int) -> Path:
+    """See `exported`; once for a file as it is."""
+    missing = [name for name in ("keras", "tensorflow") if importlib.util.find_spec(name) is None]
+    if missing:
+        what = f"is a Keras model, which Keras exports with TensorFlow; not installed: {', '.join(missing)}"
+        raise LoadError(what, where=str(path), fix=f"{INSTALL_TENSORFLOW} brings both; or, where they are, {_OF_KERAS}")
+    folder = Path(tempfile.mkdtemp(prefix="msplit-keras-"))
+    atexit.register(_remove, folder, os.getpid())
+    source, target = folder / f"in{KERAS}", folder / (escape.line(path.stem)[:100] + KERAS)
+    source.symlink_to(path)  # by a name that is no option
+    quiet = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with phase("exporting by Keras"):
+        done = subprocess.run(
+            [sys.executable, "-c", _EXPORT, source, target],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **quiet},
+        )
+    if done.returncode:
+        said = next((line for line in reversed(done.stderr.splitlines()) if re.match(r"[\w.]+: ", line)), "")
+        fix = f"load it as you do, with its own layers and functions, and {_OF_KERAS}"
+        raise LoadError(
+            f"Keras can not export it: {said or f'it ended with {done.returncode}'}", where=str(path), fix=fix
+        )
+    return target
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Removes what was exported, when the process ends that did it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def source_of(path: Path) -> Path:
+    """The file that a model was read from: of what `exported` made, the `.keras` file."""
+    return _exported.get(path, path)
 
 
 def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:

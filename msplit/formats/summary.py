@@ -21,7 +21,7 @@ from msplit.formats.decode import to_graph
 from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Library
 from msplit.formats.model import STREAM_ID, Endpoint, Format, Model, meta_graphs
-from msplit.formats.reader import find_endpoints, main_file, parse, sniff
+from msplit.formats.reader import exported, find_endpoints, main_file, parse, sniff
 from msplit.formats.tensors import dtype_name
 
 
@@ -95,7 +95,7 @@ def contents(path: str | Path) -> Contents:
     Raises:
         LoadError: The file can not be read.
     """
-    path = Path(path)
+    path = exported(Path(path))
     kind = sniff(path)
     message, _ = parse(kind, main_file(path))
     graphs = (_graph(message, around, kind, str(path)) for around in meta_graphs(kind, message))

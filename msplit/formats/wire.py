@@ -5,7 +5,6 @@ Every failure becomes one clear LoadError.
 
 from __future__ import annotations
 
-import logging
 import mmap
 import re
 import stat
@@ -17,6 +16,7 @@ from typing import Any
 
 from msplit.errors import LoadError
 from msplit.formats.tensors import NotWireFormat, varint
+from msplit.progress import LOG
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -91,8 +91,6 @@ _SLOW_TEXT_BYTES = 20_000_000
 
 _COMMENT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\'[^\'\\]*+(?:\\.[^\'\\]*+)*+\'|(#)', re.DOTALL)
 """A `#` outside of what is quoted is in the group."""
-
-_log = logging.getLogger("msplit")
 
 
 @contextmanager
@@ -169,7 +167,7 @@ def parse_text(data: FileBytes, message: Any, where: str) -> Any:
     from google.protobuf import text_format
 
     if len(data) > _SLOW_TEXT_BYTES:
-        _log.warning(
+        LOG.warning(
             "%s: reading %d MB of text takes a while; the binary format is a hundred times faster",
             where,
             len(data) >> 20,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import math
 import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,7 @@ def make_inputs(
         batch: Size of the batch.
         seed: Equal seeds give equal values.
         given: Files by input name, and under "" one that names its inputs itself; see `msplit.inputs.files`. What they hold is used as it
-            is, whatever the kind.
+            is, whatever the kind. Under "" there may be a ``module:function``, as for a training: its first batch for this seed.
         kind: Special values, or rows with special values among the others, see `msplit.inputs.special`. Shapes are those of random values,
             and scalars stay as they are.
 
@@ -72,6 +74,10 @@ def make_inputs(
         LoadError: A file can not be read or does not fit its input; or an input's values can not be made up.
     """
     names = [tensor.name for tensor in flat.inputs]
+    source, batches = str((given or {}).get("", "")), dict[str, Any]()
+    if is_function(source):
+        batches = _first_batch(source, tuple(names), batch, seed)
+        given = {**dict.fromkeys(batches, Path(source)), **{name: path for name, path in (given or {}).items() if name}}
     given = _by_name(given or {}, names)
     for name in given:
         if name not in names:
@@ -85,8 +91,11 @@ def make_inputs(
     for spec in specs:
         shape = shaped.get((spec.node, spec.port))
         if spec.name in given:
-            wanted = shape if spec.name in shapes else spec.shape
-            feeds[spec.name] = load_input(spec.name, given[spec.name], spec.dtype, wanted, batch=batch)
+            wanted, path = shape if spec.name in shapes else spec.shape, given[spec.name]
+            if spec.name in batches and str(path) == source:
+                feeds[spec.name] = _fitting(spec.name, batches[spec.name].copy(), spec.dtype, wanted, source, batch)
+            else:
+                feeds[spec.name] = load_input(spec.name, path, spec.dtype, wanted, batch=batch)
             continue
         if spec.name in composite.fixed:
             feeds[spec.name] = composite.fixed[spec.name]
@@ -161,9 +170,16 @@ def load_input(
     Raises:
         LoadError: The file can not be read, or its type or shape is another.
     """
-    where = str(path)
     most = batch if not shape or shape[0] is None else shape[0]
     array = read_value(name, path, dtype, 1 if shape is not None and not len(shape) else most)
+    return _fitting(name, array, dtype, shape, str(path), batch)
+
+
+def _fitting(
+    name: str, array: NDArray[Any], dtype: str, shape: Sequence[int | None] | None, where: str, batch: int | None
+) -> NDArray[Any]:
+    """An array as the value of an input; see `load_input`."""
+    source, save = ("function", "give") if is_function(where) else ("file", "save")
     if shape is not None and not len(shape) and array.shape == (1,):
         array = array.reshape(())  # the only record of a file, for an input that is one string
     # The type: strings of any kind, types that NumPy stores as bytes, and otherwise the same.
@@ -173,27 +189,29 @@ def load_input(
             array = _bytes_of(array)  # of fixed length, with the zeros at their end
         if array.dtype.kind not in "USO":
             raise LoadError(
-                f"input {name!r} is made of strings, the file of {array.dtype}",
+                f"input {name!r} is made of strings, the {source} of {array.dtype}",
                 where=where,
-                fix="save it as a 'U' or 'S' array",
+                fix=f"{save} it as a 'U' or 'S' array",
             )
     elif array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize and wanted.kind == "V":
         array = array.view(wanted)  # NumPy's format does not know bfloat16 and its kin
     elif array.dtype != wanted:
         raise LoadError(
-            f"input {name!r} is {dtype}, the file {array.dtype}", where=where, fix=f"save it as array.astype({dtype!r})"
+            f"input {name!r} is {dtype}, the {source} {array.dtype}",
+            where=where,
+            fix=f"{save} it as array.astype({dtype!r})",
         )
     if shape is not None:
         # The shape, and the batch where the model leaves it open.
         if not fits(array.shape, shape):
             raise LoadError(
-                f"input {name!r} has shape {shape_text(shape)}, the file {shape_text(array.shape)}",
+                f"input {name!r} has shape {shape_text(shape)}, the {source} {shape_text(array.shape)}",
                 where=where,
-                fix="save an array of that shape, where ? may be anything",
+                fix=f"{save} an array of that shape, where ? may be anything",
             )
         if batch is not None and shape and shape[0] is None and array.shape[0] != batch:
             raise LoadError(
-                f"input {name!r} has a batch of {array.shape[0]} in this file, the run has {batch}",
+                f"input {name!r} has a batch of {array.shape[0]} in this {source}, the run has {batch}",
                 where=where,
                 fix=f"run with --batch {array.shape[0]}",
             )
@@ -226,6 +244,24 @@ def _with_default(flat: FlatGraph, name: str, known: Sequence[str]) -> str:
 def _nearest(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"its inputs are: {', '.join(known) or 'none'}"
+
+
+@lru_cache(maxsize=1)
+def _first_batch(source: str, names: tuple[str, ...], batch: int, seed: int) -> dict[str, NDArray[Any]]:
+    """The first batch that a user's function gives, by input; it is called once for each batch size and seed."""
+    make = imported(source, "that returns an iterable of batches")
+    takes = inspect.signature(make).parameters
+    told = {"batch": batch, "seed": seed, "epoch": 0, "start": 0}
+    with calling(source):
+        made = make(**{name: value for name, value in told.items() if name in takes})
+        found = next(iter(made.as_numpy_iterator() if hasattr(made, "as_numpy_iterator") else made), None)
+        if found is not None and not isinstance(found, Mapping) and len(names) == 1:
+            found = {names[0]: found}
+        if isinstance(found, Mapping) and found:
+            return {str(name): np.array(value) for name, value in found.items()}
+    what = "gives no batch" if found is None else f"its first batch is a {type(found).__name__}"
+    fix = "give an iterable of mappings from input to array, such as {'x': array}, or a tf.data.Dataset of them"
+    raise LoadError(what, where=source, fix=fix)
 
 
 def is_function(source: str) -> bool:

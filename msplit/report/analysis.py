@@ -5,7 +5,7 @@ Report of `analyze` on isomorphic branches, and on those that nearly are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -426,3 +426,39 @@ def payload(
 def _shared(work: SharedWork) -> tuple[str, dict[str, Any]]:
     key, more = ("repeated", " rows mixed") if work.rows else ("shared", " named")
     return key, picked(work, "inputs nodes time_us share flops bytes words" + more)
+
+
+_VERDICTS = {"nothing": "no kernels", "never": "streams never help", "little": "streams gain little"}
+"""Kind of a judgement -> words; of one that helps, its gain is told."""
+
+
+def overview(found: Sequence[Mapping[str, Any]], errors: Mapping[str, str]) -> Document:
+    """Several analyses, as `payload` gives them, in a row each, and how many models could not be read."""
+    rows = [
+        (
+            str(one["model"]["path"]),
+            count(one["nodes"]["total"]),
+            count(one["nodes"]["kernels"]),
+            micros(one["bounds_us"]["serial"]),
+            ratio(one["gain_at_most"]["any"] or 1.0),
+            _VERDICTS.get(judged["kind"]) or f"{ratio(judged['gain'])} on {plural(judged['streams'], 'stream')}",
+        )
+        for one in found
+        for judged in [one["judgement"]]
+    ]
+    helped = sum(one["suggestion"]["helps"] for one in found)
+    notes = [f"{plural(len(found), 'model')}: streams help {helped:,}."]
+    if errors:
+        notes.append(f"{plural(len(errors), 'model')} could not be analyzed.")
+    columns = ("model", ">nodes", ">kernels", ">work", ">gain at most", "verdict")
+    return Document("Several models", tables=[Table("", columns, rows)] if rows else [], notes=notes)
+
+
+def overview_payload(found: Sequence[Mapping[str, Any]], errors: Mapping[str, str]) -> dict[str, Any]:
+    """Several analyses for JSON, each as it would be printed alone."""
+    helped = sum(one["suggestion"]["helps"] for one in found)
+    return {
+        "models": list(found),
+        "errors": [{"model": model, "error": why} for model, why in errors.items()],
+        "summary": {"count": len(found), "failed": len(errors), "helps": helped},
+    }

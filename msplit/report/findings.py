@@ -65,13 +65,28 @@ def baseline_notes(report: Report) -> list[str]:
     return notes
 
 
-def together(reports: Sequence[Report]) -> Mapping[str, Any]:
-    """Several reports for JSON."""
+def together(reports: Sequence[Report], errors: Mapping[str, str]) -> Mapping[str, Any]:
+    """Several reports for JSON, with a message for each model that has none."""
     return {
         "failed": any(report.failed for report in reports),
         "summary": {severity.value: sum(report.count(severity) for report in reports) for severity in Severity},
         "reports": [payload(report) for report in reports],
+        "errors": [{"model": model, "error": why} for model, why in errors.items()],
     }
+
+
+def summary(reports: Sequence[Report], errors: Mapping[str, str]) -> Document:
+    """A last word on several models."""
+    found = [
+        f"{plural(sum(counts), severity.value)} in {plural(len(counts), 'model')}"
+        for severity in Severity
+        if (counts := [number for report in reports if (number := report.count(severity))])
+    ]
+    clean = sum(not report.findings for report in reports)
+    notes = [f"{plural(len(reports), 'model')}: {', '.join([*found, f'{clean:,} without findings'])}."]
+    if errors:
+        notes.append(f"{plural(len(errors), 'model')} could not be checked.")
+    return Document("msplit check: all together", notes=notes)
 
 
 def omissions(report: Report) -> tuple[str, ...]:
@@ -163,17 +178,25 @@ def github(*reports: Report) -> str:
     return "".join(lines)
 
 
-def junit(*reports: Report, fail_on: Severity = Severity.ERROR) -> str:
-    """JUnit XML: a suite per model, in it a test case per check. Findings of `fail_on` or worse fail it; others are its output."""
+def junit(*reports: Report, fail_on: Severity = Severity.ERROR, errors: Mapping[str, str] | None = None) -> str:
+    """JUnit XML: a suite per model, in it a test case per check. Findings of `fail_on` or worse fail it; others are its output. A model
+    that could not be checked is a suite with an error."""
+    errors = errors or {}
     failing = [{found.code for found in report.findings if found.severity.rank <= fail_on.rank} for report in reports]
     counts = {
-        "tests": str(sum(len(report.checks) for report in reports)),
+        "tests": str(sum(len(report.checks) for report in reports) + len(errors)),
         "failures": str(sum(map(len, failing))),
-        "errors": "0",
+        "errors": str(len(errors)),
     }
     root = ElementTree.Element("testsuites", {"name": "msplit check", **counts})
     for report, codes in zip(reports, failing, strict=True):
         _suite(root, report, codes)
+    for model, why in errors.items():
+        shown = visible(model)
+        attributes = {"name": shown, "time": "0", "tests": "1", "failures": "0", "errors": "1", "skipped": "0"}
+        suite = ElementTree.SubElement(root, "testsuite", attributes)
+        case = ElementTree.SubElement(suite, "testcase", name="read", classname=visible(f"msplit.{model}"), time="0")
+        ElementTree.SubElement(case, "error", message=visible(why), type="error")
     ElementTree.indent(root)
     return xml_document(f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n')
 
@@ -215,9 +238,9 @@ def _line(report: Report, found: Reported) -> str:
     return visible(f"{found.severity.value}: {place_of(report, found)}: {found.finding.text}. {mend}")
 
 
-def sarif(*reports: Report) -> str:
+def sarif(*reports: Report, errors: Mapping[str, str] | None = None) -> str:
     """SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format): one run, a rule per check that was asked for."""
-    checks = reports[0].checks
+    checks = reports[0].checks if reports else ()
     number = {check.code: place for place, check in enumerate(checks)}
     notes = []
     for report in reports:
@@ -225,11 +248,12 @@ def sarif(*reports: Report) -> str:
         said += [*omissions(report), *baseline_notes(report)]
         notes += said if len(reports) == 1 else [f"{report.model}: {note}" for note in said]
     told = [{"level": "note", "message": {"text": note}} for note in notes]
+    told += [{"level": "error", "message": {"text": why}} for why in (errors or {}).values()]
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "msplit", "version": __version__, "rules": [_rule(check) for check in checks]}},
         "columnKind": "unicodeCodePoints",
         "results": [_result(report, found, number[found.code]) for report in reports for found in report.findings],
-        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": told}],
+        "invocations": [{"executionSuccessful": not errors, "toolExecutionNotifications": told}],
     }
     log = {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
     return json_document(json.dumps(log, indent=2, ensure_ascii=False))

@@ -187,7 +187,7 @@ def make(
                 buckets.append(bucket)
                 chosen.append((runner.label, ready.why, runner.notes))
             ENGINE.forget(flat)
-    prepared()
+    prepared(flat.model.path)
     rows, mixes = rows_of(flat, ready.setup.request)
     label, why, _ = chosen[-1]
     hosts = [one.host for one in packed.values() if one.host is not None]
@@ -336,7 +336,7 @@ def open(
             for executable in running.values():
                 executable.close()
             raise
-        prepared()
+        prepared(os.fspath(path))
     unverified = () if verify else ("outputs were not verified when the build was opened",)
     largest = manifest.rungs[-1].program
     batches = {bucket.batch or 0: running[bucket.program] for bucket in manifest.rungs}

@@ -176,7 +176,7 @@ def make_ready(
                 ready.close()
                 chosen, ready = alone, _built(alone, one, how)
         _share(ready, request)
-        prepared()
+        prepared(flat.model.path)
     own = chosen.job.tensorflow
     spread = chosen.job.streams > 1 or own.devices or own.cluster is not None
     notes = made.notes if chosen.engine is CUDA or spread else (_ON_ONE,)

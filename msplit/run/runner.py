@@ -18,7 +18,7 @@ from msplit.engines.base import USERS, Arrays, Executable, Feeds, Following, cal
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensors import as_array
 from msplit.errors import Closed, EngineError, WrongShape
-from msplit.progress import Sums
+from msplit.progress import LOG, Sums
 from msplit.run.buckets import Buckets, RowProof
 from msplit.verify.results import NewRows, NewValues, OutputCheck, ValueUpdate
 
@@ -255,6 +255,8 @@ def runner_of(
     executable: Executable, feeds: Arrays, *, outputs: tuple[str, ...], engine: str = "cuda", **told: Any
 ) -> Runner:
     """A runner of what is ready to run on inputs of such types and shapes; `told` are its other attributes."""
+    for note in told.get("notes", ()):
+        LOG.info("%s: %s", told.get("label"), escape.line(note))
     return Runner(
         engine=engine,
         inputs={name: (value.dtype.name, value.shape) for name, value in feeds.items()},

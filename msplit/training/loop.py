@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import time
@@ -15,8 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit import escape
 from msplit.errors import EndOfData, MsplitError, WriteError
-from msplit.formats.atomic import reported
+from msplit.formats.atomic import append_bytes, check_target, reported
+from msplit.formats.files import open_regular
 from msplit.progress import Progress, silent
 from msplit.training.batches import Prefetched, rows_of
 from msplit.training.checkpoint import last_of
@@ -40,6 +44,7 @@ class TrainSettings:
         keep: Number of checkpoints that are kept.
         resume: Go on from the last checkpoint in the folder, with the data where they were; from the beginning where there is none.
         fetch_every: Steps between two whose values are kept; those of the last one are, too.
+        log_csv: A CSV file to which kept values are added; see `StepLog`. It may be there only where training is resumed.
     """
 
     steps: int | None = None
@@ -48,6 +53,7 @@ class TrainSettings:
     keep: int = 5
     resume: bool = False
     fetch_every: int = 100
+    log_csv: Path | None = None
 
     def __post_init__(self) -> None:
         for what in ("every", "keep", "fetch_every"):
@@ -111,8 +117,60 @@ def train(
         MsplitError: The data do not fit the model, or the checkpoint is not one of this training.
         WriteError: A checkpoint can not be written, or there are some that would be written over. The last whole one stays.
     """
+    if settings.log_csv is not None and trainer.world.rank == 0:
+        if settings.log_csv.is_dir():
+            raise WriteError("is a folder", where=str(settings.log_csv), fix="give the name of a file")
+        check_target(settings.log_csv, force=settings.resume)
     position, saved = _begin_alike(trainer, data, settings)
     return _Training(trainer, data, settings, progress or silent, position, saved).run(stop)
+
+
+class StepLog:
+    """A CSV file with a row for some steps: the step, seconds of this training, and each fetch that is one number.
+
+    Every row is in the file when it is added. What is in the file stays: where training went on from a checkpoint, a step that was run
+    again has a row for each time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._begun = False
+
+    def add(self, fetched: Fetched, seconds: float) -> None:
+        """Adds a row, behind the names of the columns where the file is new.
+
+        Raises:
+            WriteError: It can not be written, or has other columns.
+        """
+        named = {name: np.asarray(value) for name, value in fetched.values.items()}
+        values = {
+            escape.line(name): value for name, value in named.items() if not value.ndim and value.dtype.kind in "biufV"
+        }
+        rows: list[list[Any]] = [[fetched.step, f"{seconds:.3f}", *map(str, values.values())]]
+        text = io.StringIO()
+        with reported(self.path):
+            if not self._begun:
+                self._begun = True
+                if not self._goes_on(columns := ["step", "seconds", *values], text):
+                    rows.insert(0, columns)
+            csv.writer(text, lineterminator="\n").writerows(rows)
+            append_bytes(self.path, text.getvalue().encode())
+
+    def _goes_on(self, columns: list[str], text: io.StringIO) -> bool:
+        """True if the file has rows. One that was cut off is ended in `text`."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return False
+        with open_regular(self.path) as file:
+            there = next(csv.reader([file.readline(_LONGEST_HEAD).decode(errors="replace")]), [])
+            file.seek(-1, os.SEEK_END)
+            text.write("" if file.read(1) == b"\n" else "\n")
+        if there != columns:
+            what = f"its columns are {', '.join(there[:8])}, and what is fetched now gives {', '.join(columns[:8])}"
+            raise WriteError(what, where=str(self.path), fix="fetch the same with --fetch, or choose another file")
+        return True
+
+
+_LONGEST_HEAD = 1 << 20
 
 
 def _begin_alike(trainer: Trainer, data: Data, settings: TrainSettings) -> tuple[int, Path | None]:
@@ -166,6 +224,7 @@ class _Training:
         self.before = trainer.steps
         self.rows = 1
         self.fetched: list[Fetched] = []
+        self.log = StepLog(settings.log_csv) if settings.log_csv is not None and trainer.world.rank == 0 else None
         self.began = self.told = self.now = 0.0
         self.spoiled_before: frozenset[str] = frozenset()
 
@@ -187,14 +246,14 @@ class _Training:
                 self.position += 1
                 reason = _not_finite(trainer.fetches[:1], last)
                 if reason or last.step % settings.fetch_every == 0:
-                    self.fetched.append(last)
+                    self._keep(last)
                 if not reason and last.step % settings.every == 0:
                     reason = self._save()
                 if reason:
                     break
                 self._tell(last)
         if trainer.steps > self.before and (not self.fetched or self.fetched[-1].step != trainer.steps):
-            self.fetched.append(last)
+            self._keep(last)
         if not reason and self.saved_at != trainer.steps and trainer.runner is not None:
             reason = self._save()
         seconds = time.perf_counter() - self.began if self.began else 0.0
@@ -203,6 +262,11 @@ class _Training:
         return TrainingResult(
             self.before, trainer.steps, seconds, self.rows, tuple(self.fetched), self.saved, reason, interrupted
         )
+
+    def _keep(self, last: Fetched) -> None:
+        self.fetched.append(last)
+        if self.log is not None:
+            self.log.add(last, time.perf_counter() - self.began)
 
     def _prepare(self, feeds: Mapping[str, Any]) -> None:
         self.tell("preparing", 0.0)

@@ -17,11 +17,12 @@ from msplit.checks import check, lookup
 from msplit.checks import run as baselines
 from msplit.checks.run import CHECKS, MOST_FINDINGS, chosen, expand
 from msplit.checks.subject import CheckSettings, Severity, Thresholds
+from msplit.cli.check import FORMATS
 from msplit.errors import MsplitError
 from msplit.report import findings
 from tests.checks.harness import report
 from tests.checks.test_reports import CHECK_SCHEMA, JUNIT, SARIF
-from tests.cli.runner import SAMPLES, fine, msplit
+from tests.cli.runner import SAMPLES, fine, msplit, unchanged
 
 HERE = Path(__file__).parent
 SOURCES = Path(__file__).parents[2] / "msplit" / "checks"
@@ -225,3 +226,31 @@ def test_a_file_of_someone_else_is_not_replaced_and_a_damaged_one_says_where(tmp
         with pytest.raises(MsplitError, match=told.replace("[", r"\[").replace("]", r"\]")):
             baselines.load(other)
         assert msplit("check", ONE, "--baseline", other).code == 2
+
+
+@pytest.mark.parametrize("style", FORMATS)
+def test_a_result_in_a_file_is_what_is_printed(style, tmp_path):
+    place = tmp_path / "found"
+    printed = msplit("check", ONE, OTHER, *STALE, "--format", style, columns=100)
+    written = msplit("check", ONE, OTHER, *STALE, "--format", style, "-o", place, columns=100, FORCE_COLOR="1")
+    assert (written.code, written.out, written.err) == (printed.code, "", printed.err)
+    assert place.read_text("utf-8") == printed.out
+    before = place.read_bytes()
+    refused = msplit("check", ONE, *STALE, "--output", place)
+    assert (refused.code, "is there already" in refused.err) == (2, True)
+    assert place.read_bytes() == before
+    assert msplit("check", ONE, *STALE, "--output", place, "--force", "--format", style).code == 1
+    assert place.read_bytes() != before
+
+
+def test_a_result_is_written_whole_or_not_at_all_and_over_no_model(tmp_path):
+    (tmp_path / "m.pb").write_bytes(ONE.read_bytes())
+    with unchanged(tmp_path):
+        for place, why in (
+            ("m.pb", "is a model that is checked"),
+            ("no/where", "make the folder first"),
+            (".", "is a"),
+        ):
+            done = msplit("check", tmp_path / "m.pb", "-o", tmp_path / place, "--force")
+            assert (done.code, done.out, why in done.err) == (2, "", True), done.err
+        assert msplit("check", tmp_path / "none.pb", "-o", tmp_path / "found").code == 2

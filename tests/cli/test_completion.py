@@ -80,6 +80,7 @@ def test_commands_options_and_choices_are_completed() -> None:
         ("msplit report m.pb --costs gpu = h200 --co", ["plain,--costs"]),
         ("msplit check m.pb --ignore MS001,MS02", ["plain,MS001,MS020", "plain,MS001,MS021", "plain,MS001,MS022"]),
         ("msplit check --explain a", ["plain,all"]),
+        ("msplit help ch", ["plain,check"]),
     ],
 )
 def test_names_that_msplit_knows_are_completed(line: str, expected: list[str]) -> None:

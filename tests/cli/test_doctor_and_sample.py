@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import builtins
 import importlib.metadata
 import importlib.util
 import json
@@ -44,12 +45,12 @@ def without(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in modules else real(name, *rest))
 
 
-def found() -> dict[str, doctor.Finding]:
-    return {finding.subject: finding for finding in doctor.examine()}
+def found(*, start: bool = True) -> dict[str, doctor.Finding]:
+    return {finding.subject: finding for finding in doctor.examine(start=start)}
 
 
-def runs() -> dict[str, doctor.Finding]:
-    return {finding.subject: finding for finding in doctor.runnable(doctor.examine(), COMMANDS)}
+def runs(*, start: bool = True) -> dict[str, doctor.Finding]:
+    return {finding.subject: finding for finding in doctor.runnable(doctor.examine(start=start), COMMANDS)}
 
 
 GPU = "NVIDIA H200, 570.1, 143771, 143000, 3, GPU-a1\n"
@@ -273,6 +274,85 @@ def test_pytorch_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen["pytorch"].status == doctor.OK
     assert (runs()["bench"].status, runs()["profile"].status) == (doctor.OK, doctor.OK)
     assert runs()["bench"].text.startswith("runs on the cuda engine")
+
+
+def package(folder: Path, name: str, text: str) -> Path:
+    """A package that can not be imported, with a file that says what it is."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text("raise AssertionError('imported')")
+    (folder / name / "version.py").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("said", "gpu", "driver", "status", "text"),
+    [
+        ("cuda = None", GPU, 12, "limited", "PyTorch 2.13.0, a build without CUDA"),
+        ("cuda: str = '12.8'", GPU, 12, "ok", "PyTorch 2.13.0, CUDA 12.8"),
+        ("cuda = '12.8'", GPU, 0, "ok", "PyTorch 2.13.0, CUDA 12.8"),
+        ("cuda = '13.0'", GPU, 12, "limited", "for CUDA 13.0, and the driver is for CUDA 12: it finds no device"),
+        ("cuda = '13.0'", "", 13, "limited", "for CUDA 13.0, and there is no device"),
+        ("cuda = (", GPU, 12, "limited", "does not say what CUDA it is for"),
+        ("cuda = 'a version'", GPU, 12, "limited", "does not say what CUDA it is for"),
+    ],
+)
+def test_what_is_installed_is_told_without_starting_it(
+    said: str, gpu: str, driver: int, status: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, {"--query-gpu": gpu})
+    folder = package(tmp_path, "torch", said)
+    package(tmp_path, "tensorflow", "")
+    (tmp_path / "tensorflow" / "python").mkdir()
+    real = doctor._package
+    monkeypatch.setattr(
+        doctor, "_package", lambda name: folder / name if name in ("torch", "tensorflow") else real(name)
+    )
+    monkeypatch.setattr(doctor, "version", {"torch": "2.13.0", "tensorflow-cpu": "2.21.0"}.get)
+    monkeypatch.setattr(doctor, "driver_cuda", lambda: driver)
+    seen = found(start=False)
+    assert (seen["pytorch"].status, seen["tensorflow"].status) == (status, "ok")
+    assert text in seen["pytorch"].text
+    assert bool(seen["pytorch"].fix) == (status != "ok")
+    assert seen["tensorflow"].text.startswith("TensorFlow 2.21.0: it verifies")
+    (
+        tmp_path / "tensorflow" / "python"
+    ).rmdir()  # the messages of a client of TensorFlow Serving, which are no TensorFlow
+    assert (found(start=False)["tensorflow"].status, found(start=False)["tensorflow"].fix) == (
+        "missing",
+        INSTALL_TENSORFLOW,
+    )
+
+
+def test_doctor_starts_nothing_unless_it_is_asked_what_runs() -> None:
+    """The time of processors: the wall's is anything on a busy machine."""
+    code = """
+import resource, sys
+from msplit.cli.main import run
+for arguments in ((), ("--for", "check", "--for", "rules"), ("--format", "json")):
+    assert run(["doctor", *arguments]) == 0
+loaded = [name for name in ("torch", "tensorflow", "keras", "triton") if name in sys.modules]
+assert not loaded, loaded
+used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+assert sum(one.ru_utime + one.ru_stime for one in used) < 3 * 3, used
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=250)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_pytorch_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    answers(monkeypatch, {})
+    real = builtins.__import__
+
+    def imports(name: str, *rest: Any) -> Any:
+        if name == "torch":
+            raise ImportError("libcudart.so.13: cannot open shared object file")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", imports)
+    seen = found()["pytorch"]
+    assert (seen.status, seen.fix) == (doctor.MISSING, INSTALL_PYTORCH)
+    assert "is installed but does not start: " in seen.text
 
 
 def test_sample_lists_models_with_their_sizes() -> None:

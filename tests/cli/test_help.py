@@ -16,7 +16,7 @@ import pytest
 import msplit as library
 from msplit import rules as rule_sets
 from msplit.cli.main import COMMANDS, EXAMPLES, cli
-from tests.cli.runner import ROOT, SAMPLES, fine
+from tests.cli.runner import ROOT, SAMPLES, fine, msplit
 
 
 def test_help_names_every_command() -> None:
@@ -107,3 +107,12 @@ def test_it_starts_quickly(tmp_path: Path) -> None:
     # The targets are 0.4 s and 0.6 s on an idle machine; memory that others keep busy slows processors down by up to a half.
     assert quickest(0.6, tmp_path, "--help") < 0.6
     assert quickest(0.9, tmp_path, "analyze", "sample_graphs/mmoe_small.pb") < 0.9
+
+
+def test_help_of_a_command_is_what_its_own_option_shows() -> None:
+    assert fine("help", "check").out == fine("check", "--help").out
+    assert fine("help").out == fine("help", "help").out == fine("help", "--help").out == fine("--help").out
+    assert "\n  help " in fine("--help").out
+    wrong = msplit("help", "chekc")
+    assert (wrong.code, "No such command 'chekc'. Did you mean 'check'?" in wrong.err) == (2, True)
+    assert fine("help", "rules", "recsys").out == fine("rules", "--help").out

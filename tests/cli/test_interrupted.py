@@ -277,7 +277,13 @@ with interrupt.watched():
 
 def test_a_signal_to_a_forked_child_does_not_end_its_parent() -> None:
     with heard():
-        done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, cwd=ROOT, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=60,
+        )
     assert (done.returncode, done.stdout, done.stderr) == (0, "goes on, the child ended with 3\n", "")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,8 @@ from msplit import api
 from msplit import progress as phases
 from msplit.cli import output as progress
 from msplit.cli.main import COMMANDS
-from tests.cli.runner import SAMPLES, fine, msplit, on_terminal
+from msplit.errors import MsplitError
+from tests.cli.runner import ROOT, SAMPLES, fine, msplit, on_terminal
 
 MODEL = SAMPLES / "mmoe_small.pb"
 
@@ -282,3 +285,45 @@ def test_a_bar_that_is_closed_before_it_was_drawn_never_is(capfd: pytest.Capture
     time.sleep(0.05)
     bar.end()
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_done_is_logged_for_programs_that_ask(caplog: Any) -> None:
+    assert [type(one) for one in phases.LOG.handlers] == [logging.NullHandler]
+    assert phases.LOG.name == "msplit"
+
+    def work() -> None:
+        with phases.timing(), phases.phase("plan\nning"):
+            with phases.phase("a candidate", detail=True):
+                pass
+            phases.prepared("ranker\x1b")
+
+    work()
+    assert caplog.text == ""  # warnings alone, unless somebody asks for more
+    phases.LOG.setLevel(logging.INFO)
+    try:
+        work()
+        (line,) = caplog.text.splitlines()
+        assert re.fullmatch(r"ranker\\x1b is prepared after 0\.\d\d s: plan\\nning 0\.\d\d s", line)
+        phases.LOG.setLevel(logging.DEBUG)
+        work()
+    finally:
+        phases.LOG.setLevel(logging.NOTSET)
+    begin, ready, end = caplog.text.splitlines()[1:]
+    assert (begin, ready.partition(" is ")[0]) == ("plan\\nning", "ranker\\x1b")
+    assert re.fullmatch(r"plan\\nning: 0\.\d\d\d s", end)
+
+
+def test_all_of_msplit_logs_by_one_logger() -> None:
+    found = [path for path in (ROOT / "msplit").rglob("*.py") if "getLogger(" in path.read_text("utf-8")]
+    assert sorted(str(path.relative_to(ROOT / "msplit")) for path in found) == ["progress.py", "serving/server/logs.py"]
+
+
+def test_a_warning_of_the_library_is_told_by_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warns(*_: Any, **__: Any) -> None:
+        phases.LOG.warning("%s goes\non", "it")
+        phases.LOG.info("nothing")
+        raise MsplitError("the end")
+
+    monkeypatch.setattr("msplit.formats.contents", warns)
+    assert msplit("show", SAMPLES / "mmoe_small.pb").err == "warning: it goes\\non\nerror: the end\n"
+    assert [type(one) for one in phases.LOG.handlers] == [logging.NullHandler]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import msplit
 from msplit.errors import LoadError, WriteError
 from msplit.formats import build, files
 from msplit.formats.build import Bucket, Manifest
@@ -147,3 +148,18 @@ def test_folders_of_other_users_are_told(place: Path, monkeypatch: pytest.Monkey
     os.chmod(place, 0o775)
     monkeypatch.setattr(files, "_is_own_group", lambda _: False)
     assert files.writers(place) == f"a group may write to {place}"
+
+
+@pytest.mark.parametrize("model", ["mmoe_small.pb", "keras_lookup"])
+def test_a_model_that_is_opened_is_said_to_be_no_build(model: str, tmp_path: Path) -> None:
+    for path in (Path("sample_graphs") / model, tmp_path):
+        with pytest.raises(LoadError, match="is no build") as caught:
+            msplit.open(path)
+        assert caught.value.where == str(path)
+        assert "`msplit.prepare` runs a model" in str(caught.value)
+        assert "`msplit build MODEL -o DIR`" in str(caught.value)
+    with pytest.raises(LoadError, match=r"none/manifest.json: the build can not be read: No such file"):
+        msplit.open(tmp_path / "none")
+    (tmp_path / build.WEIGHTS).touch()  # a build that was not copied whole
+    with pytest.raises(LoadError, match=r"manifest\.json: the build can not be read"):
+        msplit.open(tmp_path)

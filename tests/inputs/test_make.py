@@ -1,3 +1,7 @@
+import sys
+import uuid
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -391,3 +395,93 @@ def test_ids_that_grow_along_ever_more_ways_take_time_linear_in_the_graph():
         last = f"both{step}"
     nodes += [("table", "Const", [], const(TABLE)), ("y", "GatherV2", ["table", last, "axis"], {"Taxis": "int32"})]
     assert make_inputs(flat_of(nodes, [("x", "int64", (None,))], ["y"]), {}, batch=3)["x"].tolist() == [0, 0, 0]
+
+
+DATA = """
+import numpy as np
+
+calls = []
+
+def batches(batch, seed=0):
+    calls.append((batch, seed))
+    return [{"ids": np.full(batch, seed + 1, np.int32)}, {"ids": np.zeros(batch, np.int32)}]
+
+def alone(batch):
+    yield np.arange(batch, dtype=np.int32) % 7
+
+def dataset(batch):
+    import tensorflow as tf
+    return tf.data.Dataset.from_tensor_slices({"ids": np.arange(9, dtype=np.int32) % 7}).batch(batch)
+
+nothing = lambda: []
+number = lambda: 3
+text = lambda: ["ids"]
+wide = lambda batch: [{"ids": np.zeros(batch, np.int64)}]
+short = lambda batch: [{"ids": np.zeros(batch - 1, np.int32)}]
+other = lambda batch: [{"label": np.zeros(batch, np.int32)}]
+
+def fails():
+    raise ValueError("no \\x1b data")
+
+def leaves():
+    raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def my_data(tmp_path, monkeypatch):
+    """A module of a user's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"own_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(DATA)
+    yield name
+    sys.modules.pop(name, None)
+
+
+def fed(source, **how):
+    return make_inputs(lookup(), {}, given={"": Path(source)}, **how)["ids"]
+
+
+def test_the_first_batch_of_a_function_is_fed(my_data):
+    assert fed(f"{my_data}:batches", batch=4, seed=2).tolist() == [3] * 4
+    first = fed(f"{my_data}:batches", batch=4, seed=2)
+    first[:] = 6  # whose values they are
+    assert fed(f"{my_data}:batches", batch=4, seed=2).tolist() == [3] * 4
+    assert sys.modules[my_data].calls == [(4, 2)]  # it may take long
+    assert fed(f"{my_data}:batches", batch=2).tolist() == [1] * 2
+    assert fed(f"{my_data}:alone", batch=8).tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
+    np.save("ids.npy", np.int32([5, 5]))
+    one = {"": Path(f"{my_data}:batches"), "ids": Path("ids.npy")}
+    assert make_inputs(lookup(), {}, given=one, batch=2)["ids"].tolist() == [5, 5]  # a file for an input comes first
+
+
+@pytest.mark.tf
+def test_the_first_batch_of_a_data_set_is_fed(my_data):
+    assert fed(f"{my_data}:dataset", batch=3).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        ("nothing", "gives no batch", "an iterable of mappings"),
+        ("number", "raised TypeError", "--debug shows where"),
+        ("text", "'ids'|made of strings|is int32", ""),
+        ("wide", "input 'ids' is int32, the function int64", "give it as array.astype"),
+        ("short", "has a batch of 3 in this function, the run has 4", "--batch 3"),
+        ("other", "the model has no input 'label'", "its inputs are: ids"),
+        ("fails", r"raised ValueError: no \\x1b data", "--debug shows where"),
+        ("leaves", "raised SystemExit", "--debug shows where"),
+        ("none", "has no function 'none'", "give a function"),
+    ],
+)
+def test_a_function_whose_batch_can_not_be_fed(my_data, name, what, fix):
+    with pytest.raises(LoadError, match=what) as caught:
+        fed(f"{my_data}:{name}", batch=4)
+    assert fix in str(caught.value)
+
+
+def test_a_file_that_is_called_like_a_function_comes_first(my_data):
+    np.save("x.npy", np.int32([1, 2]))
+    (Path("x.npy")).rename(f"{my_data}:batches")
+    assert fed(f"{my_data}:batches", batch=2).tolist() == [1, 2]

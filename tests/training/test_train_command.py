@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import random
 import signal
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msplit.errors import WriteError
 from msplit.formats.bundle import Checkpoint
 from msplit.training import checkpoint, loop
+from msplit.training.trainer import Fetched
 from tests.campaign import CAMPAIGN
 from tests.cli.runner import fine, heard, msplit
 from tests.report.test_schemas import validate
@@ -199,3 +202,60 @@ def test_killed_at_any_time_it_goes_on_bit_equal(folder: Path, tmp_path: Path) -
 def _last(folder: Path) -> int | None:
     last = checkpoint.listed(folder).latest
     return None if last is None else int(last.name.rpartition("-")[2])
+
+
+def test_a_log_of_steps_is_gone_on_with(folder: Path, tmp_path: Path) -> None:
+    log, saves = tmp_path / "log.csv", ("--save", tmp_path / "saves", "--fetch-every", 4)
+    fine(*command(folder, "--steps", 6, *saves, "--log-csv", log))
+    first = log.read_text()
+    refused = msplit(*command(folder, "--steps", 9, "--save", tmp_path / "others", "--log-csv", log))
+    assert (refused.code, "log.csv: is there already" in refused.err) == (2, True)
+    assert log.read_text() == first
+    log.write_text(first + "7,0.1")  # a row that was cut off
+    told = fine(*command(folder, "--steps", 9, *saves, "--log-csv", log, "--resume", "--format", "json")).json
+    rows = list(csv.reader(log.read_text().splitlines()))
+    assert rows[0] == ["step", "seconds", "loss"]
+    assert [row[0] for row in rows[1:]] == ["4", "6", "7", "8", "9"]
+    assert log.read_text().startswith(first)
+    assert [float(row[2]) for row in rows[4:]] == [pytest.approx(one["values"]["loss"]) for one in told["fetched"]]
+    assert all(float(row[1]) >= 0 for row in rows[1:3] + rows[4:])
+    log.write_text("step,seconds,accuracy\n")
+    refused = msplit(*command(folder, "--steps", 12, *saves, "--log-csv", log, "--resume"))
+    assert (refused.code, "its columns are step, seconds, accuracy, and what is fetched now gives" in refused.err) == (
+        2,
+        True,
+    )
+    assert log.read_text() == "step,seconds,accuracy\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("no/log.csv", "make the folder first"), (".", "folder"), ("/dev/null", "device")]
+)
+def test_a_log_that_can_not_be_written_is_refused_before_anything_runs(
+    name: str, why: str, folder: Path, tmp_path: Path
+) -> None:
+    done = msplit(*command(folder, "--log-csv", tmp_path / name, "--resume", "--save", tmp_path / "saves"))
+    assert (done.code, done.out, why in done.err) == (2, "", True), done.err
+    assert not (tmp_path / "saves").exists()
+
+
+def test_rows_of_a_log_are_one_line_whatever_is_fetched(tmp_path: Path) -> None:
+    log = loop.StepLog(tmp_path / "log.csv")
+    values = {
+        "a\nb,c": np.float32(0.1),
+        "big": np.int64(1 << 60),
+        "many": np.zeros(3),
+        "text": np.array("x"),
+        "nan": np.float32("nan"),
+    }
+    for step in (1, 2):
+        log.add(Fetched(step, values), 0.5)
+        assert (tmp_path / "log.csv").read_text().count("\n") == step + 1  # a row is there at once
+    rows = list(csv.reader((tmp_path / "log.csv").read_text().splitlines()))
+    assert rows == [
+        ["step", "seconds", "a\\nb,c", "big", "nan"],
+        ["1", "0.500", "0.1", "1152921504606846976", "nan"],
+        ["2", "0.500", "0.1", "1152921504606846976", "nan"],
+    ]
+    with pytest.raises(WriteError, match="its columns are step"):
+        loop.StepLog(tmp_path / "log.csv").add(Fetched(3, {"other": np.float32(1)}), 1.0)

@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from msplit import escape
-
-LOG = logging.getLogger("msplit")
+from msplit.progress import LOG as LOG
 
 _TRACED = {
     "x-request-id": re.compile(r"[!-~]{1,128}"),

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from msplit import escape
 from msplit.errors import LoadError, MsplitError
-from msplit.progress import Progress
+from msplit.progress import LOG, Progress
 from msplit.serving.server.config import ModelConfig, distinct, listed_models
 from msplit.serving.server.models import Models, Status, Version, VersionState
 from msplit.serving.server.tensors import Refusal, StatusCode
@@ -39,7 +39,6 @@ _ENDED = 16
 _RETRIES, _AGAIN = 5, 60.0
 """How often a version that can not be opened is tried again though its files are the same, as memory may be free by then; and the seconds
 in between. TensorFlow Serving's."""
-_LOG = logging.getLogger(__name__)
 
 
 class _Failed(NamedTuple):
@@ -209,7 +208,7 @@ class Versions:
         except _Stopped:
             pass
         except Exception:  # noqa: BLE001  whatever it is, later versions are still looked for
-            _LOG.exception("looking for versions")
+            LOG.exception("looking for versions")
 
     def _reread(self) -> None:
         """Takes what models are to be served, if that was changed. A client's word holds until then."""
@@ -312,7 +311,7 @@ class Versions:
         except Exception as problem:  # not a signal, which ends the whole server
             why = _said(problem) if isinstance(problem, MsplitError) else f"{type(problem).__name__}: {problem}"
             if not isinstance(problem, MsplitError | _Stopped):
-                _LOG.exception("a fault of the server's, or of a model's file")
+                LOG.exception("a fault of the server's, or of a model's file")
             self._say(name, number, Status(VersionState.END, escape.line(why)))
             raise
         self._opened[version] = stamp
@@ -400,7 +399,7 @@ class Versions:
         level = logging.WARNING if status.why else logging.INFO
         what = f"can not be opened: {status.why}" if status.why else status.state.name
         where = {"model": name, "version": number}
-        _LOG.log(level, "model %s version %d: %s", escape.line(name), number, what, extra=where)
+        LOG.log(level, "model %s version %d: %s", escape.line(name), number, what, extra=where)
         known = {one: found for one, found in self.models.statuses.get(name, {}).items() if one != number}
         ended = [one for one, found in known.items() if found.state in (VersionState.START, VersionState.END)]
         for one in ended[: len(ended) - _ENDED]:
@@ -412,7 +411,7 @@ class Versions:
         if self._complaints.get(name) != why:
             self._complaints[name] = why
             what = f"model {escape.line(name)}" if name else "the list of models"
-            _LOG.warning("%s: %s; versions of before stay", what, why, extra={"model": name})
+            LOG.warning("%s: %s; versions of before stay", what, why, extra={"model": name})
 
 
 def _said(problem: MsplitError) -> str:

@@ -42,15 +42,18 @@ def openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
+USE = ("-addext", "keyUsage=critical,digitalSignature,keyCertSign")  # from 3.13 on Python takes no authority that does not say so
+
+
 def authority(folder: Path, name: str) -> None:
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{name}.key")
-    openssl(folder, "req", "-x509", *key, "-out", f"{name}.crt", "-days", "2", "-subj", f"/CN={name}")
+    openssl(folder, "req", "-x509", *key, *USE, "-out", f"{name}.crt", "-days", "2", "-subj", f"/CN={name}")
 
 
 def signed(folder: Path, by: str, name: str) -> None:
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{name}.key")
     extra = ("-CA", f"{by}.crt", "-CAkey", f"{by}.key", "-addext", f"subjectAltName=DNS:{NAME},IP:127.0.0.1")
-    openssl(folder, "req", "-x509", *key, *extra, "-out", f"{name}.crt", "-days", "2", "-subj", f"/CN={name}")
+    openssl(folder, "req", "-x509", *key, *extra, *USE, "-out", f"{name}.crt", "-days", "2", "-subj", f"/CN={name}")
 
 
 @pytest.fixture(scope="module")

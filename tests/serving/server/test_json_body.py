@@ -182,7 +182,7 @@ def test_what_is_wrong_in_a_long_list_is_told(long: str, said: str) -> None:
         ('{"inputs": {"f": [[1e999, 2]]}}', "larger numbers"),
         ('{"inputs": {"f": [[1%s, 2]]}}' % ("0" * 400), "larger numbers"),
         ('{"inputs": {"f": [[1%s, 2]]}}' % ("0" * 5000), "JSON Parse error: a number has more digits than any type"),
-        ('{"inputs": {"f": ' + "[" * 3000 + "1" + "]" * 3000 + "}}", "JSON Parse error: nested too deeply"),
+        ('{"inputs": {"f": ' + "[" * 20_000 + "1" + "]" * 20_000 + "}}", "JSON Parse error: nested too deeply"),
         ('{"inputs": {"f": [[1, 2]], "t": [{"b64": 5}]}}', "input 't': what is in 'b64' is no text"),
         ('{"inputs": {"f": [[true, 2]]}}', "true and false"),
         ('{"inputs": {"f": [[null, 2]]}}', "no plain numbers"),

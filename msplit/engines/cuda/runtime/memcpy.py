@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import platform
 from collections import deque
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import Device, check, cores, holding, runtime
 from msplit.engines.environment import THREADS, THREADS_BYTES, native_threads
+from msplit.progress import LOG
 
 CAN_POLL = platform.machine() in ("x86_64", "AMD64")
 """On these processors memory changes, for all who look, in the order in which it was written: where a number is new, what it tells of is
@@ -35,7 +35,6 @@ _LARGEST_PIECE = 1 << 22
 """Bytes of a piece that helpers take: the first pieces of 100 MB are to be there soon."""
 _FEW_PIECES = 8
 """Pieces of an array that is copied by one thread: telling of each takes it 5 µs where that issues a copy."""
-_LOG = logging.getLogger("msplit")
 _PORTABLE = 1  # cudaHostRegisterPortable: all GPUs read it
 _ON_HOST = 1  # cudaMemoryTypeHost: it was allocated by CUDA, or is registered
 _TO_DEVICE, _ON_DEVICE = 1, 3  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice
@@ -119,7 +118,7 @@ class HostMemory:
                 runtime().cudaGetLastError()  # an error would be that of the next one who asks
         if status:
             self._refused = True
-            _LOG.warning(
+            LOG.warning(
                 "CUDA refuses to register memory that processes share (error %d): the host copies inputs", status
             )
         if not self._refused:
