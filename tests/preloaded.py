@@ -39,7 +39,8 @@ def fork_workers(config: pytest.Config) -> None:
     from execnet import gateway_base, gateway_io
 
     given = json.dumps(config.args)
-    engine = (*forked.ENGINE, forked.STAGE) if importlib.util.find_spec("torch") else ()
+    asks = any(path.is_file() and b"torch" in path.read_bytes() for path in modules(config.args))
+    engine = (*forked.ENGINE, forked.STAGE) if asks and importlib.util.find_spec("torch") else ()
     began = gateway_io.Popen2IOMaster.__init__
 
     def begin(io: Any, arguments: list[str], execmodel: Any) -> None:
