@@ -35,7 +35,7 @@ COMMANDS = ("msplit.api", "msplit.cli.main", "msplit.formats", "rich.console", "
 TENSORFLOW = ("tensorflow", "torch", *COMMANDS, "msplit.engines.cuda.engine", "msplit.engines.tensorflow.session")
 """Imports of what runs models. No thread of TensorFlow is started by them, so that a fork is safe."""
 
-ENGINE = ("torch", *COMMANDS, "msplit.engines.cuda.engine")
+ENGINE = ("torch", *COMMANDS, "msplit.engines.cuda.engine", "msplit.run.build")
 """Imports of the CUDA engine, which does without TensorFlow."""
 
 COMPILER = (*ENGINE, "tests.engines.cuda.passes.pointwise_fusion.compiler")
