@@ -231,6 +231,18 @@ def _too_slow(item: pytest.Item, spent: _Spent) -> str | None:
     return f"{seconds:.1f} s of processor time are more than its limit of {limit} s: see tests/slow.toml"
 
 
+def _missing(item: pytest.Item) -> str | None:
+    """What a test needs that is not here, or None."""
+    several = item.get_closest_marker("needs_gpus")
+    needed = several.args[0] if several else 1 if item.get_closest_marker("gpu") else 0
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and item.get_closest_marker("interpretable") is not None
+    if needed and not interpreted and (why := _no_gpu(needed)):
+        return why
+    if item.get_closest_marker("needs_triton") and importlib.util.find_spec("triton") is None:
+        return "no Triton; .ci/kernels brings it"
+    return None
+
+
 _run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
 _HOLD = None if _run is None else Path(tempfile.gettempdir()) / f"msplit-tests-{_run}"
 """Is there while a test wants the machine for itself; None where this process is the only one of the run."""
@@ -241,12 +253,13 @@ _LONGEST_HOLD = 60.0
 
 @contextlib.contextmanager
 def _in_turn(item: pytest.Item) -> Iterator[None]:
-    """A test marked `idle` begins when the tests that run beside it have ended, and no other begins before it has ended."""
+    """A test marked `idle` begins when the tests that run beside it have ended, and no other begins before it has ended. For one that is
+    skipped nobody waits."""
     end = time.monotonic() + _LONGEST_HOLD
     if _HOLD is None:
         yield
         return
-    if not item.get_closest_marker("idle"):
+    if not item.get_closest_marker("idle") or _missing(item):
         while _HOLD.exists():
             if time.monotonic() > end:  # its process is gone
                 _HOLD.unlink(missing_ok=True)
@@ -303,13 +316,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked `gpu` run where there is one, those marked `needs_gpus` where there are enough."""
     _settle(item.path)
     _limit_search(item)
-    several = item.get_closest_marker("needs_gpus")
-    needed = several.args[0] if several else 1 if item.get_closest_marker("gpu") else 0
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and item.get_closest_marker("interpretable") is not None
-    if needed and not interpreted and (why := _no_gpu(needed)):
+    if why := _missing(item):
         pytest.skip(why)
-    if item.get_closest_marker("needs_triton") and importlib.util.find_spec("triton") is None:
-        pytest.skip("no Triton; .ci/kernels brings it")
     if item.get_closest_marker("idle") and (why := _busy()):
         pytest.skip(why)
 

@@ -35,23 +35,56 @@ COMMANDS = ("msplit.api", "msplit.cli.main", "msplit.formats", "rich.console", "
 TENSORFLOW = ("tensorflow", "torch", *COMMANDS, "msplit.engines.cuda.engine", "msplit.engines.tensorflow.session")
 """Imports of what runs models. No thread of TensorFlow is started by them, so that a fork is safe."""
 
-ENGINE = ("torch", *COMMANDS, "msplit.engines.cuda.engine")
+ENGINE = ("torch", *COMMANDS, "msplit.engines.cuda.engine", "msplit.run.build")
 """Imports of the CUDA engine, which does without TensorFlow."""
 
 COMPILER = (*ENGINE, "tests.engines.cuda.passes.pointwise_fusion.compiler")
 """The same with PyTorch's compiler."""
 
-POOLED = ("msplit.serving.pool.worker", "tests.serving.pool.remote")
+POOLED = (*COMMANDS, "msplit.serving.pool.worker", "tests.serving.pool.remote")
 """Imports of a process of a pool in tests."""
+
+SERVED = (*ENGINE, "msplit.serving.server.run")
+"""Imports of a server of builds, which does without TensorFlow."""
+
+STAGE = "--"
+"""Among the imports of a server: another one is forked from it there, which has what stands before."""
 
 _SERVER = """
 import atexit, fcntl, gc, importlib, io, json, logging, os, runpy, signal, socket, sys, threading
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+stages = {}
+asks = socket.socket(fileno=int(sys.argv[1]))
+
+def load(names):
+    for name in names:
+        importlib.import_module(name)
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread of an import would be missing in the copies"
+    gc.freeze()
+
+def leave_stages():
+    for stage in stages.values():
+        stage.close()
+    stages.clear()
+
+names = []
 for name in sys.argv[2:]:
-    importlib.import_module(name)
-assert len(os.listdir("/proc/self/task")) == 1, "a thread of an import would be missing in the copies"
-gc.freeze()
+    if name != "--":
+        importlib.import_module(name)
+        names.append(name)
+        continue
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        leave_stages()
+        mine.close()
+        asks.close()
+        asks = its
+        os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)  # of the one that goes on to TensorFlow
+        break
+    its.close()
+    stages[frozenset(names)] = mine
+load(names)
 
 def forked_for(asks):
     # Forks whatever is asked for. Returns in each of these processes, with what was asked.
@@ -63,6 +96,16 @@ def forked_for(asks):
         if "ended" in asked:
             asks.send(str(os.waitpid(asked["ended"], 0)[1]).encode())
             continue
+        if "imports" in asked:  # by a worker of pytest: forks a server of its own
+            its = socket.socket(fileno=given[0])
+            if os.fork():
+                its.close()
+            else:
+                asks.close()
+                asks = its
+                load(asked["imports"])
+                asks.send(str(os.getpid()).encode())
+            continue
         child = os.fork()
         if not child:
             asks.close()
@@ -71,13 +114,14 @@ def forked_for(asks):
             os.close(number)
         asks.send(str(child).encode())
 
-asked, given = forked_for(socket.socket(fileno=int(sys.argv[1])))
+asked, given = forked_for(asks)
 while asked["beside"]:
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = os.fork()
     if server:
         its.close()
-        importlib.import_module("tests.forked").BESIDE = mine, server, frozenset(sys.modules)
+        own = importlib.import_module("tests.forked")
+        own.BESIDE, own.STAGES = (mine, server, frozenset(sys.modules)), stages
         break
     mine.close()
     for number in given:
@@ -85,6 +129,8 @@ while asked["beside"]:
     for handler in [one for one in logging.getLogger().handlers if type(one) is logging.NullHandler]:
         logging.getLogger().removeHandler(handler)  # of `tests/conftest.py`
     asked, given = forked_for(its)  # a server with front ends, say, which has one beside itself
+if not asked["beside"]:
+    leave_stages()
 if asked["session"]:
     os.setsid()
 # What is passed on beside the three streams gets its own number in the end: first it goes out of the way of all of them.
@@ -147,13 +193,25 @@ else:
 BESIDE: tuple[socket.socket, int, frozenset[str]] | None = None
 """Socket, number and modules of a process that was forked beside this one: a worker of pytest has one (`tests/preloaded.py`)."""
 
+_LARGE = frozenset({"tensorflow", "torch"})
+"""What is not to be there where it is not asked for."""
+
+STAGES: dict[frozenset[str], socket.socket] = {}
+"""Sockets of processes with a part of its imports, by these: workers of pytest share them, and have each of them fork a server."""
+
 
 @functools.cache
 def _server(imports: tuple[str, ...]) -> tuple[socket.socket, int]:
     """The socket and the number of the process that is forked. It ends with this one."""
-    if BESIDE and imports in (TENSORFLOW, COMPILER) and BESIDE[2].issuperset(imports):
+    if BESIDE and BESIDE[2].issuperset(imports) and (imports == COMPILER or _LARGE & BESIDE[2] <= {*imports}):
         return _beside(*BESIDE[:2])
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if begun := [names for names in STAGES if names.issubset(imports)]:
+        most = max(begun, key=len)
+        with its:
+            socket.send_fds(STAGES[most], [json.dumps({"imports": imports}).encode()], [its.fileno()])
+        atexit.register(mine.close)
+        return mine, _answer(mine)
     with its:
         quiet = (
             {"TF_CPP_MIN_LOG_LEVEL": "2"} if {"tensorflow", "tests.preloaded"} & {*imports} else {}

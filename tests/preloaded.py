@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -38,6 +39,8 @@ def fork_workers(config: pytest.Config) -> None:
     from execnet import gateway_base, gateway_io
 
     given = json.dumps(config.args)
+    asks = any(path.is_file() and b"torch" in path.read_bytes() for path in modules(config.args))
+    engine = (*forked.ENGINE, forked.STAGE) if asks and importlib.util.find_spec("torch") else ()
     began = gateway_io.Popen2IOMaster.__init__
 
     def begin(io: Any, arguments: list[str], execmodel: Any) -> None:
@@ -46,7 +49,7 @@ def fork_workers(config: pytest.Config) -> None:
             command = [one for one in arguments if one not in ("-u", "-B")]
             io.popen = forked.Popen(
                 command,
-                server=(__name__,),
+                server=(*forked.COMMANDS, forked.STAGE, *engine, __name__),
                 beside=True,
                 quick=True,
                 stdin=subprocess.PIPE,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("*.py"))
 NEEDS = {"memory_needed.py": "scipy", "serving.py": "uvicorn", "two_towers.py": "uvicorn"}
@@ -40,9 +42,9 @@ print(json.dumps(began))
 @functools.cache
 def _started() -> dict[str, str]:
     """What went wrong with each script, "" where nothing did. All in one process: most of the time is that of imports."""
-    done = subprocess.run(
-        [sys.executable, "-c", _START, BENCHMARKS, *SCRIPTS], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", _START, BENCHMARKS, *SCRIPTS]
+    run = functools.partial(forked.run, server=forked.TENSORFLOW) if forked.BESIDE else subprocess.run
+    done = run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     told: dict[str, str] = json.loads(done.stdout)
     return told

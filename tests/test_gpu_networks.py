@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests import forked
 from tests.gpu import networks
 
 pytestmark = pytest.mark.tf
@@ -18,7 +21,11 @@ pytestmark = pytest.mark.tf
 SEED = 3
 
 
-def test_networks_and_ops_are_run_and_what_is_wrong_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_networks_and_ops_are_run_and_what_is_wrong_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = functools.partial(forked.Popen, server=forked.ENGINE)
+    monkeypatch.setattr(networks, "subprocess", SimpleNamespace(Popen=begin))
     case = networks._answered(SEED)
     moved = {name: value + 1 for name, value in case["expected"].items()}
     one = np.array([1.5], np.float32)

@@ -11,22 +11,24 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import msplit
+from tests import forked
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HEAVY = ("tensorflow", "keras", "torch", "networkx")
 
 
-def run(code: str, *, path: Path = ROOT, cwd: Path = ROOT) -> str:
+def run(code: str, *, path: Path = ROOT, cwd: Path = ROOT, begin: Callable[..., Any] = subprocess.run) -> str:
     environment = {**os.environ, "PYTHONPATH": str(path)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
+    done = begin([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -66,7 +68,7 @@ def test_the_blocker_of_the_test_above_blocks() -> None:
 
 @pytest.mark.parametrize("model", ["mmoe_small.pb", "mmoe_small.pbtxt", "training.meta", "keras_lookup"])
 def test_a_model_is_analyzed_and_assigned_without_any_framework(model: str, tmp_path: Path) -> None:
-    run(f"""
+    code = f"""
 import sys
 from msplit.cli.main import run
 
@@ -74,7 +76,8 @@ assert run(["analyze", "sample_graphs/{model}"]) == 0
 assert run(["assign", "sample_graphs/{model}", "--streams", "2", "-o", {str(tmp_path / "out")!r}]) == 0
 loaded = [name for name in ("tensorflow.python", "keras", "torch", "networkx") if name in sys.modules]
 assert not loaded, loaded
-""")
+"""
+    run(code, begin=forked.run)
 
 
 def test_help_comes_at_once() -> None:

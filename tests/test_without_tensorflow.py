@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 
 from msplit.formats.reader import main_file, sniff
 from msplit.opset import schema
+from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, msplit
 
 REQUIREMENTS = ROOT / "docs" / "ci-example" / "requirements.txt"
@@ -132,13 +133,8 @@ def test_no_command_that_only_decides_loads_a_framework(tmp_path: Path) -> None:
     """
     asked = [arguments for arguments in commands(tmp_path) if "--engine" not in arguments]
     code = f"{FULL}\nprint(sorted({{'tensorflow', 'keras', 'torch', 'triton'}} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(asked)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-    )
+    command = [sys.executable, "-c", code, json.dumps(asked)]
+    done = forked.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 

@@ -147,7 +147,7 @@ class Precision(StrEnum):
     @property
     def half(self) -> str:
         """The type of half precision, such as ``"bfloat16"``; "" where there is none."""
-        return {"bf16": "bfloat16", "fp16": "float16"}.get(self, "")
+        return "bfloat16" if self is Precision.BF16 else "float16" if self is Precision.FP16 else ""
 
     @property
     def wide(self) -> Precision:

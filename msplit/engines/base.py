@@ -192,7 +192,7 @@ def refuse(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
         value = feeds[name]
         if is_array(value):
             text = value.dtype.kind in _TEXT and (dtype == "object" or dtype.startswith(("bytes", "str")))
-            found, like = str(value.dtype), text or (value.dtype.name == dtype and value.dtype.isnative)
+            found, like = value.dtype, text or (value.dtype.name == dtype and value.dtype.isnative)
         elif is_tensor(value):
             found = type_name(value)
             like = found == dtype

@@ -17,6 +17,8 @@ but for look-aheads, look-behinds and back-references, which no automaton can do
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -63,13 +65,9 @@ def problem(pattern: str) -> str | None:
 
 def too_many(patterns: Iterable[str]) -> str | None:
     """The reason why usable patterns can not be used together, in words, or None if they can."""
-    left = _TOGETHER
-    for pattern in patterns:
-        if _exact(pattern) is None:
-            left -= _size(pattern)
-            if left < 0:
-                return f"the patterns together make more than {_TOGETHER:,} instructions"
-    return None
+    sizes = itertools.accumulate(_size(pattern) for pattern in patterns if _exact(pattern) is None)
+    large = any(size > _TOGETHER for size in sizes)
+    return f"the patterns together make more than {_TOGETHER:,} instructions" if large else None
 
 
 def shorten(text: str) -> str:
@@ -137,8 +135,9 @@ def _exact(pattern: str) -> str | None:
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], pattern)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _size(pattern: str) -> int:
-    """Instructions of a pattern's automaton."""
+    """Instructions of a pattern's automaton, which is built to count them: each is asked for several times."""
     return int(re2.compile(_encoded(pattern), _options()).programsize)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msplit.analysis.branches import critical_path, finish_times
 from msplit.core.dag import longest
 from msplit.core.graph import Edges, Graph
+from tests.campaign import examples
 from tests.strategies import graphs
 
 
@@ -78,7 +79,7 @@ def test_a_cycle_and_a_negative_weight_are_errors() -> None:
 
 
 def test_long_chain_is_one_path() -> None:
-    count = 200_000
+    count = examples(40_000, 200_000)
     nodes = np.arange(count)
     edges = Edges.of(nodes[:-1], np.zeros(count - 1), nodes[1:], np.zeros(count - 1))
     graph = Graph([f"n{n}" for n in nodes], ["Op"] * count, [""] * count, [{}] * count, edges)

@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -7,6 +6,7 @@ import pytest
 
 from msplit.checks import check
 from msplit.checks.subject import CheckSettings
+from tests import forked
 from tests.checks.harness import found, read
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_takes_no_op_of_the_engines_own_for_one_of_the_models(tmp_path):
 
 
 def test_loads_no_pytorch_for_any_sample_and_says_what_that_leaves_open():
-    done = subprocess.run([sys.executable, "-c", ALL_SAMPLES], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = forked.run([sys.executable, "-c", ALL_SAMPLES], capture_output=True, text=True, cwd=ROOT, check=True)
     told = json.loads(done.stdout)
     assert {code for code, _, _ in told.values()} == {0}
     assert [name for name, (_, _, torch) in told.items() if torch] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from msplit import formats
 from msplit.opset import schema
+from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit
 
 
@@ -96,7 +96,7 @@ def test_it_loads_no_tensorflow() -> None:
         "import sys; from msplit.cli import main; assert main.run(['show', 'sample_graphs/gru_while']) == 0; "
         "assert not {'torch', 'tensorflow.python'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = forked.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

@@ -169,21 +169,21 @@ def test_each_knot_of_cycles_is_reported_once_with_its_shortest_cycle() -> None:
 
 
 def test_long_cycle_is_shortened() -> None:
-    count = 100_000
+    count = examples(20_000, 100_000)
     lines = [f"n{i} Relu n{(i - 1) % count}" for i in range(count)]
     (defect,) = verify(graph("\n".join(lines)))
-    assert "n0 -> n1 -> n2 -> n3 -> n4 -> n5 -> … 99994 more … -> n0" in defect.text
+    assert f"n0 -> n1 -> n2 -> n3 -> n4 -> n5 -> … {count - 6} more … -> n0" in defect.text
 
 
 def test_many_small_cycles_take_linear_time() -> None:
-    pairs = 30_000
+    pairs = examples(8_000, 30_000)
     # A chain of two-node cycles: each knot is found while all before it wait.
     lines = []
     for i in range(pairs):
         lines += [f"a{i} Acme b{i} {f'b{i - 1}' if i else ''}", f"b{i} Acme a{i}"]
     start = time.process_time()
     assert len(verify(graph("\n".join(lines)))) == pairs
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < pairs / 3_000
 
 
 @settings(max_examples=examples(80, 300), deadline=None)
@@ -329,8 +329,9 @@ def timed(make: Callable[[int], str], count: int) -> float:
     return time.process_time() - start
 
 
-def test_chain_of_a_hundred_thousand_nodes_is_no_problem() -> None:
-    assert timed(lambda n: "n0 Acme\n" + "\n".join(f"n{i} Relu n{i - 1}" for i in range(1, n)), 100_000) < 10
+def test_a_long_chain_is_no_problem() -> None:
+    count = examples(20_000, 100_000)
+    assert timed(lambda n: "n0 Acme\n" + "\n".join(f"n{i} Relu n{i - 1}" for i in range(1, n)), count) < count / 10_000
 
 
 def test_functions_that_call_each_other_thousands_deep() -> None:

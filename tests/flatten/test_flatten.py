@@ -13,6 +13,7 @@ from msplit.flatten.build import body, flatten
 from msplit.flatten.flat import to_ids
 from msplit.formats import read
 from msplit.opset import schema
+from tests.campaign import examples
 from tests.flatten.graphdefs import function, model
 
 F = "T=float32"
@@ -357,8 +358,9 @@ def test_deep_calls_need_no_recursion_and_have_a_limit(tmp_path):
 
 
 def test_a_long_chain_of_nodes_needs_no_recursion(tmp_path):
-    text = "n0:Placeholder[dtype=float32]\n" + "\n".join(f"n{k}:Relu(n{k - 1})[{F}]" for k in range(1, 100_000))
-    assert len(flatten(model(tmp_path, text))) == 100_000
+    count = examples(20_000, 100_000)
+    text = "n0:Placeholder[dtype=float32]\n" + "\n".join(f"n{k}:Relu(n{k - 1})[{F}]" for k in range(1, count))
+    assert len(flatten(model(tmp_path, text))) == count
 
 
 def test_body_of_a_while_is_flattened_on_request(tmp_path):

@@ -212,6 +212,7 @@ def _made(case: Lookups) -> tuple[Any, Arrays, list[Arrays], list[Arrays]] | str
     """The flat graph, its variables, what each step is fed, and TensorFlow's results; or why TensorFlow refuses it."""
     import tensorflow as tf
 
+    from msplit.engines.tensorflow.runtime import session_config
     from tests.engines.cuda.cases import flat_of
 
     v1 = tf.compat.v1
@@ -235,10 +236,10 @@ def _made(case: Lookups) -> tuple[Any, Arrays, list[Arrays], list[Arrays]] | str
             options = {"Momentum": {"momentum": 0.9}, "Adam": {"epsilon": 0.1}}.get(case.optimizer, {})
             step = [getattr(v1.train, f"{case.optimizer}Optimizer")(0.1, **options).minimize(loss, name="train")]
         feeds = [fed.values(turn) for turn in range(TURNS)]
-        config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
-        with v1.Session(config=config) as session:
+        # Kernels as the graph has them: what TensorFlow makes of it to run it faster adds in another order, and takes its time.
+        with v1.Session(config=session_config(1, cpu_only=True, optimized=False)) as session:
             session.run(v1.global_variables_initializer())
-            state = {one.op.name: session.run(one) for one in v1.global_variables()}
+            state = session.run({one.op.name: one for one in v1.global_variables()})
             names, expected = [f"{name}:0" for name in outputs], list[Arrays]()
             for values in feeds:
                 given = {f"{name}:0": value for name, value in values.items()}
@@ -247,7 +248,7 @@ def _made(case: Lookups) -> tuple[Any, Arrays, list[Arrays], list[Arrays]] | str
                 except tf.errors.OpError as problem:
                     return f"TensorFlow: {problem.message}"
                 expected.append(dict(zip(outputs, found, strict=True)))
-            expected[-1] |= {one.op.name: session.run(one) for one in v1.global_variables()}
+            expected[-1] |= session.run({one.op.name: one for one in v1.global_variables()})
     return flat_of(graph.as_graph_def(), outputs=[*outputs, *(one.name for one in step)]), state, feeds, expected
 
 

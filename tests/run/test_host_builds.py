@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ block()
 import numpy as np, msplit
 from pathlib import Path
 from msplit.inputs.reference import Reference, load_reference, save_reference
-for folder in map(Path, sys.argv[1:]):
-    with msplit.open(folder / "build") as model:
-        for asked in sorted(folder.glob("asked_*.npz")):
-            save_reference(folder / asked.name.replace("asked", "given"), Reference({}, model.step(load_reference(asked).feeds), ""))
+folder = Path(sys.argv[1])
+with msplit.open(folder / "build") as model:
+    for asked in sorted(folder.glob("asked_*.npz")):
+        save_reference(folder / asked.name.replace("asked", "given"), Reference({}, model.step(load_reference(asked).feeds), ""))
 assert not {"tensorflow", "keras"} & set(sys.modules)
 """
 
@@ -46,31 +47,38 @@ def answers(path: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
         name: tf.constant(value.tolist(), tf.string, value.shape) if value.dtype == object else tf.constant(value)
         for name, value in feeds.items()
     }
-    loaded = tf.saved_model.load(str(path))
-    return {name: value.numpy() for name, value in loaded.signatures["serving_default"](**asked).items()}
+    return {name: value.numpy() for name, value in _loaded(path).signatures["serving_default"](**asked).items()}
+
+
+@functools.cache
+def _loaded(path: Path) -> Any:
+    import tensorflow as tf
+
+    return tf.saved_model.load(str(path))
+
+
+Opened = Callable[[str], tuple[Path, Any]]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
-    """Each model, built, opened in a process without TensorFlow, and asked there: its folder, and what it is asked."""
-    made = {}
-    for name, make in MODELS.items():
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """Gives the folder of a model that is built, opened in a process without TensorFlow, and asked there; and what it is asked."""
+
+    @functools.cache
+    def one(name: str) -> tuple[Path, Any]:
         folder = tmp_path_factory.mktemp(name)
-        feeds = make(folder / "model")
+        feeds = MODELS[name](folder / "model")
         msplit.build(str(folder / "model"), folder / "build", batches=[1, 8], **QUICK)
         for rows in PARTS if rows_are_independent(folder) else PARTS[:2]:
             few = {key: value[:rows] for key, value in feeds.items()}
             save_reference(folder / f"asked_{rows}.npz", Reference(few, {}, ""))
-        made[name] = folder, feeds
-    (folder / "vocabulary.txt").unlink(missing_ok=True)
-    done = forked.run(
-        [sys.executable, "-c", OPEN, *(str(folder) for folder, _ in made.values())],
-        server=forked.ENGINE,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return made
+        (folder / "vocabulary.txt").unlink(missing_ok=True)
+        command = [sys.executable, "-c", OPEN, str(folder)]
+        done = forked.run(command, server=forked.ENGINE, quick=True, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return folder, feeds
+
+    return one
 
 
 def rows_are_independent(folder: Path) -> bool:
@@ -78,9 +86,9 @@ def rows_are_independent(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_build_gives_tensorflows_answers_without_tensorflow(name: str, opened: Any) -> None:
+def test_a_build_gives_tensorflows_answers_without_tensorflow(name: str, opened: Opened) -> None:
     """Unknown words, empty strings, bytes that are no UTF-8, missing features, features of another number of values."""
-    folder, feeds = opened[name]
+    folder, feeds = opened(name)
     given = sorted(folder.glob("given_*.npz"))
     proved = name not in ("ranking", "ragged")  # the longest row's width, and rows of other numbers of values, mix rows
     assert len(given) == 2 + proved
@@ -92,8 +100,8 @@ def test_a_build_gives_tensorflows_answers_without_tensorflow(name: str, opened:
             np.testing.assert_allclose(found[key], value, rtol=1e-4, atol=1e-6)
 
 
-def test_vocabularies_are_hashed_data_of_the_build(opened: Any) -> None:
-    folder, _ = opened["estimator"]
+def test_vocabularies_are_hashed_data_of_the_build(opened: Opened) -> None:
+    folder, _ = opened("estimator")
     manifest = json.loads((folder / "build" / "manifest.json").read_text())
     (graph,) = [name for name in manifest["files"] if name.startswith("host-")]
     data = (folder / "build" / graph).read_bytes()
@@ -134,8 +142,8 @@ def test_a_build_takes_no_values_where_the_hosts_part_has_others(tmp_path: Path)
         assert model.step({"text": strings(b"a b")})["score"].tolist() == [[8.0]]
 
 
-def test_what_tensorflow_refuses_is_refused(opened: Any) -> None:
-    folder, feeds = opened["estimator"]
+def test_what_tensorflow_refuses_is_refused(opened: Opened) -> None:
+    folder, feeds = opened("estimator")
     with msplit.open(folder / "build", verify=False) as model:
         one = {"examples": feeds["examples"][:1]}
         with pytest.raises(

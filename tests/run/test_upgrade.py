@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ from msplit.run import upgrade
 from msplit.run.runner import FairLock, Runner
 from msplit.run.upgrade import Inputs, start_improving
 from msplit.verify.results import Settings
+from tests import forked
 from tests.leftovers import Leftovers
 
 ROOT = Path(__file__).parents[2]
@@ -279,7 +279,8 @@ def prepare():
 runner_of(Adds(), prepare).step(X)
 print("over")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=LONG)
+    command = [sys.executable, "-c", code]
+    done = forked.run(command, server=forked.TENSORFLOW, capture_output=True, text=True, cwd=ROOT, timeout=LONG)
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
 
 

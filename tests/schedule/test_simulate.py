@@ -330,7 +330,7 @@ def test_the_order_of_blocks_gives_an_order_of_the_graph(problem, seed):
 
 
 def test_large_graphs_are_simulated():
-    count = 200_000
+    count = examples(50_000, 200_000)
     random = np.random.default_rng(0)
     dst = np.repeat(np.arange(100, count), 2)
     dag = Dag.of(count, dst - random.integers(1, 100, len(dst)), dst)

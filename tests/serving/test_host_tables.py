@@ -14,6 +14,7 @@ import pytest
 import msplit
 from msplit.engines.cuda.kernels import host_tables
 from msplit.serving.pool.scheduler import Stats
+from tests import forked
 from tests.engines.cuda.test_table_memory import MEMORY, ON_CPU, ROWS, WIDTH, ranker, requests
 from tests.serving.server.running import Server, start
 from tests.serving.server.test_metrics import samples
@@ -25,6 +26,13 @@ A_STEP = BATCH * (3 + 3)
 """Rows that a step looks up in the tables of the host: one for each row in three of them, and three of a bag."""
 BETWEEN = 16
 """Steps from one refresh of the cache to the next at most."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    """Processes of a pool begin with their imports done."""
+    with forked.instead(forked.TENSORFLOW):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import MsplitError
 from msplit.run import build as builds
 from msplit.serving.server import messages, tensors
+from tests import forked
 from tests.cli.runner import msplit as run_msplit
 from tests.engines.cuda.cases import graph_of, outputs_of_tensorflow
 from tests.engines.cuda.passes.test_shared_rows import USER, of_users, ranked, ranker, said, words
@@ -29,6 +30,13 @@ pytestmark = pytest.mark.tf
 SHARED: dict[str, Any] = {"engine": "cuda", "device": "cpu", "effort": "fast", "shared": ["user_*"]}
 
 Feeds = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    """Processes of a pool begin with their imports done."""
+    with forked.instead(forked.TENSORFLOW):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from msplit.run.request import RunRequest
 from msplit.serving.pool.settings import PoolSettings
 from msplit.training import checkpoint
 from msplit.training.trainer import Trainer, to_train
+from tests import forked
 from tests.cli.runner import ROOT, SAMPLES
 from tests.training.models import ON_TENSORFLOW, batches, guarded, regression
 from tests.training_graphs import stored
@@ -149,7 +150,7 @@ time.sleep(60)
 def test_a_folder_that_another_process_writes_to_is_refused_by_its_name_and_free_when_it_is_killed(
     fresh: Trainer, tmp_path: Path
 ) -> None:
-    with subprocess.Popen([sys.executable, "-c", OTHER, tmp_path], stdout=subprocess.PIPE, cwd=ROOT) as other:
+    with forked.Popen([sys.executable, "-c", OTHER, tmp_path], stdout=subprocess.PIPE, cwd=ROOT) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(WriteError, match="another training writes its checkpoints here") as refused:

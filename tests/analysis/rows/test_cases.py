@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from msplit.analysis.rows.walk import Rows, independent_rows
+from msplit.engines.tensorflow.runtime import session_config
 from msplit.opset import schema
 from tests.analysis.rows import cases
 from tests.analysis.rows.cases import flat_of
@@ -16,6 +19,9 @@ from tests.campaign import CAMPAIGN
 from tests.shapes import op_zoo
 
 pytestmark = pytest.mark.tf
+
+AS_IT_IS = partial(session_config, 1, cpu_only=True, optimized=False)
+"""Options of a session that rewrites nothing, which takes longer than all else."""
 
 BEFORE, ROWS, BEHIND = 2, 3, 4
 """Rows of other requests before and behind those that are compared."""
@@ -41,23 +47,28 @@ def test_every_case_is_decided_as_expected(model):
     assert wrong == {}
 
 
-@pytest.mark.parametrize("chosen", [None, (0, 0, 0), (0, 4, 0)], ids=["any", "all-empty", "one-short-row"])
-def test_what_is_independent_gives_the_same_rows_among_others(model, chosen):
-    """Run alone, and between rows of other requests, of which the longest may be one."""
+@pytest.fixture(scope="module")
+def run(model) -> Iterator[Callable[[Mapping[str, Any]], list[Any]]]:
+    """TensorFlow's answers for all that is found to be independent or without rows, each op as the graph has it."""
     import tensorflow as tf
 
     graph_def, _, rows = model
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(graph_def, name="")
+    with tf.compat.v1.Session(graph=graph, config=AS_IT_IS()) as session:
+        yield lambda fed: session.run([f"{name}:0" for name in rows.outputs], {**fed, "keep:0": 0.7})
+
+
+@pytest.mark.parametrize("chosen", [None, (0, 0, 0), (0, 4, 0)], ids=["any", "all-empty", "one-short-row"])
+def test_what_is_independent_gives_the_same_rows_among_others(model, run, chosen):
+    """Run alone, and between rows of other requests, of which the longest may be one."""
+    _, _, rows = model
     alone = cases.feeds(ROWS, 0)
     if chosen is not None:
         alone["id:0"][:] = chosen
     first, last = cases.feeds(BEFORE, 1), cases.feeds(BEHIND, 2)
     among = {name: np.concatenate([first[name], value, last[name]]) for name, value in alone.items()}
-    names = list(rows.outputs)
-    with tf.Graph().as_default() as graph:
-        tf.graph_util.import_graph_def(graph_def, name="")
-    with tf.compat.v1.Session(graph=graph) as session:
-        small, large = (session.run([f"{name}:0" for name in names], {**fed, "keep:0": 0.7}) for fed in (alone, among))
-    for name, one, other in zip(names, small, large, strict=True):
+    for name, one, other in zip(rows.outputs, run(alone), run(among), strict=True):
         count = rows.outputs[name]
         if count:
             assert len(one) == count * ROWS, name
@@ -96,7 +107,10 @@ def test_a_changed_way_to_the_rows_of_entries_is_refused_or_right():
             value.CopyFrom(tf.make_tensor_proto(tf.make_ndarray(value) + change))
         if not independent_rows(flat_of(graph_def, outputs=["out"])).independent:
             continue
-        with tf.Graph().as_default() as changed, tf.compat.v1.Session(graph=changed) as session:
+        with (
+            tf.Graph().as_default() as changed,
+            tf.compat.v1.Session(graph=changed, config=AS_IT_IS()) as session,
+        ):
             try:
                 tf.graph_util.import_graph_def(graph_def, name="")
                 answers = [session.run("out:0", {"id:0": among[first:end]}) for first, end in ((0, None), *parts)]

@@ -199,12 +199,13 @@ def test_nonsense_is_answered(flat):
     assert rows.outputs.keys() | rows.refusals.keys() == {tensor.name for tensor in flat.outputs}
 
 
-def test_a_hundred_thousand_nodes_take_seconds():
-    """Layers of 20 branches of products, biases and activations, joined: under 2 s on one core when it was written."""
+def test_many_nodes_take_seconds():
+    """Layers of 20 branches of products, biases and activations, joined: 100,000 took under 2 s on one core when it was written."""
+    count = examples(20_000, 100_000)
     names, ops, edges, attrs = ["x", "w", "b", "axis"], ["Placeholder", "Const", "Const", "Const"], [], [{}] * 4
     attrs = [{"shape": (None, 8)}, {"value": table(8, 8)}, {"value": table(1, 8)}, {}]
     last = 0
-    while len(names) < 100_000:
+    while len(names) < count:
         ends = []
         for _ in range(20):
             at = len(names)
@@ -221,4 +222,4 @@ def test_a_hundred_thousand_nodes_take_seconds():
     view = build_flat(names, ops, edges, np.zeros(len(names)), attrs=attrs, outputs=[last])[0]
     start = time.process_time()
     assert independent_rows(view).independent
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < count / 5_000

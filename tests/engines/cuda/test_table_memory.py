@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import random
@@ -37,9 +38,10 @@ def few_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_tables, "_NOTES_OF_CPU", 1 << 10)
 
 
+@functools.cache
 def ranker(*, read_whole: bool = False, scale: int = 1, of_rows: Any = None) -> Any:
     """Three large tables, of which one is read by two columns, and a small one; `scale` makes the large ones larger, and `of_rows` gives
-    these other rows."""
+    these other rows. TensorFlow makes each once, and answers the same question once."""
 
     def build(tf: Any, v1: Any) -> None:
         chance = np.random.default_rng(0)
@@ -199,17 +201,23 @@ def nothing(cache: RowCache, rows: Any, slots: Any) -> None:
 COPY = RowCache._copy
 
 
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tables") / "build"
+    msplit.build(ranker(), path, batches=[16], table_memory=MEMORY, **ON_CPU)
+    return path
+
+
 @pytest.mark.parametrize("wrong", [next_row, slightly_wrong, nothing])
 def test_a_cache_with_wrong_rows_is_seen_by_verification(
-    wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: Any, build: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flat = ranker()
-    msplit.build(flat, tmp_path / "build", batches=[16], table_memory=MEMORY, **ON_CPU)
     monkeypatch.setattr(RowCache, "_copy", wrong)
     with pytest.raises(MsplitError, match="gives other outputs"):
         msplit.prepare(flat, batch=16, table_memory=MEMORY, effort="fast", **ON_CPU)
     with pytest.raises(MsplitError, match="gives other outputs"):
-        msplit.open(tmp_path / "build")
+        msplit.open(build)
 
 
 def test_tables_that_do_not_fit_stay_with_the_host_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,20 +396,26 @@ def last_number_is_lost(cached: CachedTable, rows: Any, width: int) -> Any:
     return torch.cat([found[..., :-1], torch.zeros_like(found[..., -1:])], -1)
 
 
+@pytest.fixture(scope="module")
+def int8_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("int8") / "build"
+    msplit.build(ranker(), path, batches=[16], table_memory=INT8, **ON_CPU)
+    return path
+
+
 @pytest.mark.parametrize(
     "wrong", [of_next_row, scale_of_next_row, other_sign, one_percent_off, unsigned, last_number_is_lost]
 )
 def test_int8_rows_that_are_read_wrong_are_seen_by_verification(
-    wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: Any, int8_build: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flat = ranker()
-    msplit.build(flat, tmp_path / "build", batches=[16], table_memory=INT8, **ON_CPU)
     monkeypatch.setattr(CachedTable, "unpacked", wrong)
     for effort in ("fast", "full"):
         with pytest.raises(MsplitError, match="gives other outputs"):
             msplit.prepare(flat, batch=16, table_memory=INT8, effort=effort, **ON_CPU)
     with pytest.raises(MsplitError, match="gives other outputs"):
-        msplit.open(tmp_path / "build")
+        msplit.open(int8_build)
 
 
 def one_row_off(words: np.ndarray) -> np.ndarray:
@@ -421,12 +435,13 @@ def scales_one_percent_off(words: np.ndarray) -> np.ndarray:
 def test_int8_rows_that_are_kept_wrong_are_seen_by_verification(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_tables, "packed", lambda array: wrong(PACK(array)))
     with pytest.raises(MsplitError, match="gives other outputs"):
-        msplit.prepare(ranker(), batch=16, table_memory=INT8, **ON_CPU)
+        msplit.prepare(ranker.__wrapped__(), batch=16, table_memory=INT8, **ON_CPU)  # whose rows nobody has packed
 
 
 @pytest.mark.parametrize("kind", ["rows", "arrays", "model"])
 @pytest.mark.parametrize("how", ["pool", "runner"])
 def test_new_rows_become_int8(how: str, kind: str, saved: Path, tmp_path: Path) -> None:
+    flat = loaded(saved)
     chance = np.random.default_rng(1)
     table = chance.standard_normal((2 * ROWS, WIDTH)).astype(np.float32)
     ids = np.concatenate([np.arange(50), [7]])
@@ -437,11 +452,11 @@ def test_new_rows_become_int8(how: str, kind: str, saved: Path, tmp_path: Path) 
         "model": {"source": saved_ranker(tmp_path / "other", seed=5)} if kind == "model" else {},
     }[kind]
     opened: Any = (
-        msplit.pool(saved, batches=[16], groups=2, table_memory=INT8, **ON_CPU)
+        msplit.pool(flat, batches=[16], groups=2, table_memory=INT8, **ON_CPU)
         if how == "pool"
-        else msplit.prepare(saved, batch=16, table_memory=INT8, **ON_CPU)
+        else msplit.prepare(flat, batch=16, table_memory=INT8, **ON_CPU)
     )
-    with opened as small, msplit.prepare(saved, batch=16, **ON_CPU) as whole:
+    with opened as small, msplit.prepare(flat, batch=16, **ON_CPU) as whole:
         rounded_now = {name: int8(value) for name, value in tables_of(saved).items() if name != "table_0"}
         whole.update(rounded_now)
         for one in requests(20):
@@ -464,9 +479,12 @@ def test_new_rows_become_int8(how: str, kind: str, saved: Path, tmp_path: Path) 
             assert small.executable.facts()["host_table_bytes"] == 4 * ROWS * 16
 
 
+loaded = functools.cache(msplit.load)
+
+
 def tables_of(path: Path) -> dict[str, np.ndarray]:
     """Values of the tables of a saved ranker."""
-    flat = msplit.load(path)
+    flat = loaded(path)
     names = [f"table_{number}" for number in range(4)]
     return {name: table_value(flat, {}, name) for name in names}
 

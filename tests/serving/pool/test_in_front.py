@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from msplit.engines.host.program import HostProgram
 from msplit.errors import EngineError
 from msplit.serving.server import decode, messages
 from msplit.serving.server.tensors import to_tensor_proto
-from tests import string_models
+from tests import forked, string_models
 from tests.cli.runner import ROOT
 from tests.run.test_host_builds import QUICK, answers
 from tests.serving.server.test_large import field, varint
@@ -26,6 +26,13 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.tf
 
 Served = tuple[Path, dict[str, Any], Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    """Processes of a pool begin with their imports done."""
+    with forked.instead(forked.TENSORFLOW):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +151,7 @@ def test_processes_that_are_sent_a_program_need_no_tensorflow(served: Served, tm
     code = "from tests.without_tensorflow import block; block(); import pickle, sys; ports = pickle.load(open(sys.argv[1], 'rb'))"
     code += "; print(ports.before.compiled, 'tensorflow' in sys.modules)"
     command = [sys.executable, "-c", code, str(tmp_path / "ports")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = forked.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from msplit.errors import Closed
+from tests import forked
 from tests.campaign import examples
 from tests.leftovers import Leftovers
 from tests.serving.pool.scripted import (
@@ -253,8 +254,9 @@ def test_a_pool_that_is_dropped_leaves_no_thread_and_answers_what_it_took() -> N
 def run(program: str) -> subprocess.CompletedProcess[str]:
     head = "import sys, threading, time\nfrom tests.serving.pool.scripted import *\n"
     root = Path(__file__).parents[3]
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-c", head + textwrap.dedent(program)],
+        server=forked.POOLED,
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,

@@ -57,10 +57,18 @@ class Server:
         return self.process.returncode, said
 
 
-def start(*arguments: object) -> Server:
-    """Starts `msplit serve`, and waits until it is ready. A process that is forked would have loaded TensorFlow."""
+def start_new(*arguments: object) -> Server:
+    """Starts `msplit serve` as users do, and waits until it is ready."""
     return started(
         subprocess.Popen, lambda port, rest: ["msplit", "serve", *arguments, "--port", port, "--rest_api_port", rest]
+    )
+
+
+def start(*arguments: object) -> Server:
+    """The same with its imports done. As in a new process, TensorFlow is not loaded; processes of its pools are forked, too."""
+    return started(
+        functools.partial(forked.Popen, server=forked.SERVED, quick=True, beside=True),
+        lambda port, rest: [__name__, "serve", *arguments, "--port", port, "--rest_api_port", rest],
     )
 
 
@@ -111,3 +119,10 @@ def started(begin: Callable[..., Any], command: Callable[[int, int], list[object
         if line.startswith(until):
             return Server(process, port, rest, said)
     raise AssertionError(f"the server ended with {process.wait()}: {said}")
+
+
+if __name__ == "__main__":
+    from msplit.__main__ import entry
+
+    with forked.instead(forked.ENGINE):
+        entry()

@@ -20,7 +20,7 @@ pytest.importorskip("tensorflow_serving")
 
 from msplit.serving.server import messages  # noqa: E402
 from tests.cli.runner import ROOT, SAMPLES, msplit  # noqa: E402
-from tests.serving.server.running import Server, free_port, start  # noqa: E402
+from tests.serving.server.running import Server, free_port, start_new  # noqa: E402
 
 pytestmark = pytest.mark.tf
 
@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
           }}
         }}""")
     options = ("--device", "cpu", "--cuda", "effort=fast", "--batch", "1,8", "--groups", "2", "--max_message_mib", "1")
-    running = start(
+    running = start_new(
         SAMPLES / "mmoe_small.pb", "--model_config_file", folder / "models.config", *options, "--part=signature=all"
     )
     yield running

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import subprocess
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import msplit
-from tests import string_models
+from tests import forked, string_models
 from tests.run.test_host_builds import QUICK, answers
 from tests.serving.server.running import Server, started
 
@@ -30,7 +30,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, d
     feeds = string_models.wide_deep(folder / "model")
     msplit.build(str(folder / "model"), folder / "build", batches=[1, 8], **QUICK)
     command = ["tests.without_tensorflow", "serve", folder / "build", "--model_name", "words"]
-    server = started(subprocess.Popen, lambda port, rest: [*command, "--port", port, "--rest_api_port", rest])
+    begin = functools.partial(forked.Popen, server=forked.SERVED, quick=True)
+    server = started(begin, lambda port, rest: [*command, "--port", port, "--rest_api_port", rest])
     yield server, feeds, answers(folder / "model", feeds)
     assert server.stop()[0] == 0
 

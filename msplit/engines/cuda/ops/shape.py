@@ -29,7 +29,7 @@ from msplit.opset.traits import ops_with
 
 def integers(array: np.ndarray) -> tuple[int, ...]:
     """The array's elements as Python integers, in order; a scalar gives one."""
-    return tuple(int(value) for value in np.asarray(array).reshape(-1))
+    return tuple(map(int, np.asarray(array).reshape(-1).tolist()))
 
 
 def integer(array: np.ndarray | int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 
@@ -15,6 +14,7 @@ import torch
 
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.runtime import memcpy
+from tests import forked
 from tests.campaign import sampled
 
 LARGE = memcpy._SHARED_BYTES
@@ -142,6 +142,7 @@ processors = sorted(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {processors[-1]})
 import numpy as np
 import torch
+torch.set_num_threads(4)
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.runtime import memcpy
 from tests.campaign import sampled
@@ -175,10 +176,10 @@ finally:
 
 
 @pytest.mark.idle
+@pytest.mark.parametrize("threads", ["native"], indirect=True)
 def test_busy_processors_do_not_stretch_a_copy():
     """A slice of the scheduler's time is 3 ms or more, and comes after those of four others; a copy of 1 MB does not wait for one."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "4"}
-    done = subprocess.run([sys.executable, "-c", BUSY], env=environment, capture_output=True, text=True, check=True)
+    done = forked.run([sys.executable, "-c", BUSY], server=forked.ENGINE, capture_output=True, text=True, check=True)
     (ours, plain), (ours_large, plain_large) = (
         [float(time) for time in line.split()] for line in done.stdout.splitlines()
     )
