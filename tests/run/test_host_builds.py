@@ -85,10 +85,15 @@ def rows_are_independent(folder: Path) -> bool:
     return json.loads((folder / "build" / "manifest.json").read_text())["rows"] is not None
 
 
+@pytest.fixture
+def one(name: str, opened: Opened) -> tuple[Path, Any]:
+    return opened(name)
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_a_build_gives_tensorflows_answers_without_tensorflow(name: str, opened: Opened) -> None:
+def test_a_build_gives_tensorflows_answers_without_tensorflow(name: str, one: tuple[Path, Any]) -> None:
     """Unknown words, empty strings, bytes that are no UTF-8, missing features, features of another number of values."""
-    folder, feeds = opened(name)
+    folder, feeds = one
     given = sorted(folder.glob("given_*.npz"))
     proved = name not in ("ranking", "ragged")  # the longest row's width, and rows of other numbers of values, mix rows
     assert len(given) == 2 + proved
