@@ -42,7 +42,10 @@ def openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
-USE = ("-addext", "keyUsage=critical,digitalSignature,keyCertSign")  # from 3.13 on Python takes no authority that does not say so
+USE = (
+    "-addext",
+    "keyUsage=critical,digitalSignature,keyCertSign",
+)  # from 3.13 on Python takes no authority that does not say so
 
 
 def authority(folder: Path, name: str) -> None:
