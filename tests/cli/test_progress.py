@@ -315,7 +315,9 @@ def test_what_is_done_is_logged_for_programs_that_ask(caplog: Any) -> None:
 
 def test_all_of_msplit_logs_by_one_logger() -> None:
     found = [path for path in (ROOT / "msplit").rglob("*.py") if "getLogger(" in path.read_text("utf-8")]
-    assert sorted(str(path.relative_to(ROOT / "msplit")) for path in found) == ["progress.py", "serving/server/logs.py"]
+    # A server has its handler at the logger and at uvicorn's; what a caller's own callback raises is logged where Python's futures log it.
+    named = sorted(str(path.relative_to(ROOT / "msplit")) for path in found)
+    assert named == ["progress.py", "serving/pool/steps.py", "serving/server/logs.py"]
 
 
 def test_a_warning_of_the_library_is_told_by_a_command(monkeypatch: pytest.MonkeyPatch) -> None:

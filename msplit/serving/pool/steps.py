@@ -6,6 +6,7 @@ Future of a pool: a thread that waits for it works for the pool meanwhile, in pl
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from _thread import RLock
@@ -20,7 +21,6 @@ from typing import Any, Protocol
 from msplit.engines.base import device_lost
 from msplit.engines.table_rows import LOOKUPS
 from msplit.errors import Closed, EngineError, TimedOut
-from msplit.progress import LOG
 from msplit.serving.pool.ports import Ports
 from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
@@ -169,6 +169,8 @@ def wake(waiter: threading.Lock) -> bool:
 
 _LOOK = 20e-6
 """Seconds between two looks whether all steps are over."""
+
+_LOG = logging.getLogger("concurrent.futures")
 
 
 @dataclass(frozen=True)
@@ -492,4 +494,4 @@ def _deliver(request: Request, answer: Answer | Exception) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001
-        LOG.exception("exception calling callback for %r", request.future)
+        _LOG.exception("exception calling callback for %r", request.future)

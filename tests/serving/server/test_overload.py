@@ -21,11 +21,11 @@ from msplit.serving.server import decode, messages, rpc, tensors  # noqa: E402
 from tests.serving.server.running import Server, free_port, start_trivial  # noqa: E402
 from tests.serving.server.trivial import BROKEN, LOST, LOST_SLOWLY, MOST, SLOW, WIDTH, WRONG  # noqa: E402
 
-ALONE = pytest.mark.parametrize("server", [()], ids=["alone"], indirect=True)
+ALONE = pytest.mark.parametrize("server", [("log=text",)], ids=["alone"], indirect=True)
 """Only for a server without front ends: steps that take long cost several processes several times as much."""
 
 
-@pytest.fixture(scope="module", params=[(), ("fronts=2", "log=text")], ids=["alone", "fronts"])
+@pytest.fixture(scope="module", params=[("log=text",), ("fronts=2", "log=text")], ids=["alone", "fronts"])
 def server(request: Any) -> Iterator[Server]:
     running = start_trivial(*request.param)
     yield running
