@@ -16,6 +16,8 @@ from msplit.assignment.assignment import Assigned as Assigned
 from msplit.assignment.assignment import StreamLoad as StreamLoad
 from msplit.assignment.assignment import check_places as check_places
 from msplit.assignment.assignment import emit as emit
+from msplit.assignment.cut import Cut as Cut
+from msplit.assignment.cut import cut as cut
 from msplit.assignment.model import load as load
 from msplit.assignment.model import strip as strip
 from msplit.assignment.replicate import Replicated as Replicated

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from msplit.cli.flags import flags as all_flags
+from msplit.cli.engine_options import flags as all_flags
 from msplit.cli.keys import Keys
 from msplit.cli.main import COMMANDS, cli
 

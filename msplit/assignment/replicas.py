@@ -74,7 +74,7 @@ def refuse(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> None:
 
 def initializers(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> list[int]:
     """Nodes that fill the tables that are needed: initializers, groups of them taken apart, without those of weights."""
-    lasting = _lasting(graph)
+    lasting = lasting_nodes(graph)
     waiting = [graph.index[name] for name in model.init_ops]
     found: dict[int, None] = {}
     seen = set(waiting)
@@ -93,7 +93,7 @@ def initializers(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> list[
     return list(found)
 
 
-def _lasting(graph: Graph) -> set[int]:
+def lasting_nodes(graph: Graph) -> set[int]:
     """Tables, queues and iterators, which last from step to step under their own names. Variables do, too, and are not meant."""
     return {node for node in graph.nodes_with("shared_name") if graph.ops[node] not in VARIABLES}
 
@@ -109,7 +109,7 @@ def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Se
         return all(nodes[name].attr["value"] == own[name].attr["value"] for nodes in theirs)
 
     # What variables, inputs and initializers depend on is shared, so its constants must be equal in all models.
-    lasting = _lasting(graph)
+    lasting = lasting_nodes(graph)
     fed = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
     shared = graph.ancestors([*lasting, *fed, *init])
     different = [node for node in np.flatnonzero(shared).tolist() if graph.ops[node] in CONSTANTS and not equal(node)]
@@ -248,7 +248,7 @@ def ensemble(model: Model, replicas: Sequence[Replica], combine: str) -> Ensembl
     init = initializers(model, graph, needed)
     needed |= graph.ancestors(init)
     shared = needed & shared_nodes(model, graph, [replica.graph_def for replica in replicas], init)
-    fed = {(end.node, end.port): _free(f"{end.node}_{end.port}", graph.index) for end in inner}
+    fed = {(end.node, end.port): free_name(f"{end.node}_{end.port}", graph.index) for end in inner}
     names = _Names(graph, needed, shared, fed)
     made = schema.graph_pb2.GraphDef(versions=model.graph_def.versions)
     for end in inner:
@@ -260,7 +260,7 @@ def ensemble(model: Model, replicas: Sequence[Replica], combine: str) -> Ensembl
     for scope, replica in scopes.items():
         _copy(made, replica.graph_def, names, scope, replica)
     outputs = _outputs(made, model, names, list(scopes), combine)
-    init_op = _free("init", {node.name for node in made.node}) if init else ""
+    init_op = free_name("init", {node.name for node in made.node}) if init else ""
     if init:
         add_node(made, init_op, "NoOp", [f"^{graph.names[node]}" for node in init])
     copied = np.flatnonzero(needed & ~shared).tolist()
@@ -310,7 +310,8 @@ def _free_scope(model: Model) -> str:
     return base
 
 
-def _free(name: str, taken: Container[str]) -> str:
+def free_name(name: str, taken: Container[str]) -> str:
+    """A name, with a number behind it where it is taken."""
     number, found = 0, name
     while found in taken:
         number += 1
@@ -328,7 +329,7 @@ def _copy(made: Any, source: Any, names: _Names, scope: str = "", replica: Repli
         node = made.node.add()
         node.CopyFrom(encoded[names.graph.names[number]])
         _adapt(node, names, scope, replica)
-        called += _rename_functions(node, library, suffix)
+        called += rename_functions(node, library, suffix)
     _copy_functions(made, source.library, library, called, scope, replica)
 
 
@@ -353,7 +354,7 @@ def _copy_functions(
             for number, text in enumerate(groups):
                 if scope and text[5:].decode(errors="replace") not in inside:  # no node but a name, which each has
                     groups[number] = text[:5] + f"{scope}/".encode() + text[5:]
-            called += _rename_functions(node, library, suffix)
+            called += rename_functions(node, library, suffix)
     for gradient in encoded.gradient:
         if {gradient.function_name, gradient.gradient_func} <= copied:
             made.library.gradient.add(
@@ -405,7 +406,7 @@ def _device(device: str, pinned: str) -> str:
     return "".join(f"/{part}" for part in (*parts, "device:CPU:0"))
 
 
-def _rename_functions(node: Any, library: Mapping[str, Any], suffix: str) -> Iterator[str]:
+def rename_functions(node: Any, library: Mapping[str, Any], suffix: str) -> Iterator[str]:
     """Has a node call the functions of its replica, and gives the names that they had."""
     if node.op in library:
         yield node.op
@@ -433,14 +434,14 @@ def _outputs(made: Any, model: Model, names: _Names, scopes: Sequence[str], comb
             node, port = split_tensor(names.tensor("", end.node, end.port))
             found[end.name] = replace(end, node=node, port=port)
             continue
-        node = _free(f"{end.node}_{end.port}" if end.port else end.node, taken)
+        node = free_name(f"{end.node}_{end.port}" if end.port else end.node, taken)
         dtype, shape = _type_of(model, end), end.shape
         parts = [names.tensor(scope, end.node, end.port) for scope in scopes]
         if combine == "stack":
             add_node(made, node, "Pack", parts, T=dtype, N=len(parts), axis=0)
             shape = None if shape is None else (len(parts), *shape)
         elif dtype in FLOATING:
-            total, count = _free(f"{node}/sum", taken), _free(f"{node}/count", taken)
+            total, count = free_name(f"{node}/sum", taken), free_name(f"{node}/count", taken)
             add_node(made, total, "AddN", parts, T=dtype, N=len(parts))
             add_node(made, count, "Const", dtype=dtype, value=(dtype, len(parts)))
             add_node(made, node, "RealDiv", [total, count], T=dtype)

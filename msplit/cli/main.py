@@ -30,6 +30,7 @@ COMMANDS = {
     "bisect": "Find the first node whose value is not TensorFlow's.",
     "build": "Compile a model once, and keep it ready to run.",
     "check": "Is a model's annotation valid, whole, safe, and still worth it?",
+    "cut": "Write the part of a model between tensors as a model.",
     "diff": "What changed between two annotated models.",
     "doctor": "What this machine can do, and why not more.",
     "export": "Write a model for another server: Triton.",
@@ -52,7 +53,7 @@ _TOGETHER = {
     "analyze": ("assign", "report"),
     "bench": ("bisect", "tune"),
     "build": ("profile",),
-    "models": ("diff", "replicate", "rules", "sample", "show", "strip"),
+    "models": ("cut", "diff", "replicate", "rules", "sample", "show", "strip"),
     "serve": ("export", "worker"),
 }
 """Module -> commands in it, beside its own: functions called `<name>_command`. All others: `command`, in the module of their name."""
@@ -70,6 +71,10 @@ EXAMPLES = {
     "check": (
         "msplit check annotated.pb --fail-on warning",
         "msplit check models/*.pb --baseline known.json",
+    ),
+    "cut": (
+        "msplit cut model.pb --outputs tower_0/out -o tower.pb",
+        "msplit cut saved_model/ --inputs pooled --outputs scores -o head",
     ),
     "diff": ("msplit diff before.pb annotated.pb",),
     "doctor": ("msplit doctor",),

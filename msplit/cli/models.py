@@ -1,4 +1,4 @@
-"""Commands on a model's file that run nothing: `show`, `strip`, `diff`, `replicate`, and `rules` and `sample`, which list and make.
+"""Commands on a model's file that run nothing: `show`, `strip`, `diff`, `replicate`, `cut`, and `rules` and `sample`, which list and make.
 
 `msplit show`: what is in a model's file.
 
@@ -11,6 +11,8 @@
 `msplit diff`: what changed between two annotated models.
 
 `msplit replicate`: an ensemble, several copies of a model in one graph.
+
+`msplit cut`: a part of a model.
 """
 
 from __future__ import annotations
@@ -55,6 +57,13 @@ def show_command(model: Path, everything: bool, style: str) -> None:
     options.show(style, "show", contents.document(found, everything=everything), lambda: contents.payload(found))
 
 
+def _api() -> Any:
+    """The library, which takes a while to import."""
+    from msplit import api
+
+    return api
+
+
 @click.command()
 @options.model_argument
 @click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the model.")
@@ -65,9 +74,7 @@ def strip_command(model: Path, choice: options.Choice, output: Path, force: bool
 
     The ids of the whole file go, those that were set by hand included. The model is not executed.
     """
-    from msplit import api
-
-    report = api.strip(choice.load(model), output, force=force)
+    report = _api().strip(choice.load(model), output, force=force)
     say(f"Written: {report.path}, {plural(report.removed, 'stream id')} removed.")
     for note in (*report.notes, *report.warnings):
         options.note(note)
@@ -232,8 +239,7 @@ def replicate_command(model: Path, choice: options.Choice, copies: Copies, outpu
 
     A GraphDef becomes a GraphDef, anything else a SavedModel (TensorFlow writes its variables). The model is not executed.
     """
-    from msplit import api
-
+    api = _api()
     times = len(copies.weights) if copies.times is None else copies.times
     if not times:
         raise click.UsageError("--times or --weights is missing: how many copies to make.")
@@ -245,3 +251,34 @@ def replicate_command(model: Path, choice: options.Choice, copies: Copies, outpu
     )
     for note in made.notes:
         say(note)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Tensors that a part lies between."""
+
+    inputs: Sequence[str] = option(
+        type=options.NAMES, default=(), help="Tensors to feed (default: the inputs of the model that the outputs need)."
+    )
+    outputs: Sequence[str] = option(
+        type=options.NAMES, default=(), help="Tensors to fetch (default: the outputs of the model)."
+    )
+
+
+@click.command()
+@options.model_argument
+@click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the part.")
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@together
+def cut_command(model: Path, choice: options.GraphChoice, ends: Ends, output: Path, force: bool) -> None:
+    """Write the part of MODEL that leads from some tensors to others, in the same format, with a signature of its own.
+
+    A tensor is an input or output of the model, or node or node:1, inside of called functions, too; the end of a name, behind a slash, is
+    enough where one node has it. The model is not executed.
+    """
+    made = _api().cut(choice.load(model), output, inputs=ends.inputs or None, outputs=ends.outputs or None, force=force)
+    say(f"Written: {made.path}, {plural(made.nodes, 'node')} with {plural(made.variables, 'variable')}.")
+    for name, tensors in (("inputs", made.inputs), ("outputs", made.outputs)):
+        say(options.folded(f"{name}: {', '.join(tensors) or 'none'}", "  "))
+    for note in made.notes:
+        options.note(note)

@@ -22,8 +22,7 @@ import click
 
 from msplit import escape
 from msplit.cli import options, output
-from msplit.cli.engine_options import PLACE, WHAT, PoolOptions, SharedEngine
-from msplit.cli.flags import notes, with_flags
+from msplit.cli.engine_options import PLACE, WHAT, PoolOptions, SharedEngine, notes, with_flags
 from msplit.cli.keys import key, option, together
 from msplit.cli.output import say
 from msplit.progress import telling

@@ -7,7 +7,7 @@ import re
 import click
 import pytest
 
-from msplit.cli.flags import notes
+from msplit.cli.engine_options import notes
 from msplit.cli.main import cli
 from tests.cli.runner import ROOT
 
