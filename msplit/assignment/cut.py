@@ -22,7 +22,7 @@ from msplit.assignment.replicas import Ensemble, free_name, initializers, lastin
 from msplit.assignment.replicate import beside, save_values, saved_model, values_of
 from msplit.core.arguments import listed, spelled
 from msplit.core.graph import CONTROL, Edges, no_collection
-from msplit.engines.tensorflow.placed import file_nodes, with_back_edges
+from msplit.engines.tensorflow.placed import file_nodes
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten import control_flow
 from msplit.flatten.flat import FlatGraph, original
@@ -139,7 +139,7 @@ def _part(flat: FlatGraph, inputs: Sequence[str] | None, outputs: Sequence[str] 
 
 def _edges(flat: FlatGraph, given: set[tuple[int, int]], wanted: list[tuple[int, int]]) -> tuple[Edges, set[int]]:
     """Edges of a graph without those that only lead to what is fed, and the nodes of which all that is needed is fed."""
-    graph, edges = flat.graph, with_back_edges(flat)
+    graph, edges = flat.graph, flat.all_edges
     sources = np.zeros(len(graph), np.bool_)
     sources[[node for node, _ in given]] = True
     leaving = np.flatnonzero(sources[edges.src])

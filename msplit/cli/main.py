@@ -31,7 +31,7 @@ COMMANDS = {
     "build": "Compile a model once, and keep it ready to run.",
     "check": "Is a model's annotation valid, whole, safe, and still worth it?",
     "cut": "Write the part of a model between tensors as a model.",
-    "diff": "What changed between two annotated models.",
+    "diff": "What changed between two models: streams, structure, weights, cost.",
     "doctor": "What this machine can do, and why not more.",
     "export": "Write a model for another server: Triton.",
     "load": "Load a model with many requests at once: latency over throughput.",
@@ -76,7 +76,7 @@ EXAMPLES = {
         "msplit cut model.pb --outputs tower_0/out -o tower.pb",
         "msplit cut saved_model/ --inputs pooled --outputs scores -o head",
     ),
-    "diff": ("msplit diff before.pb annotated.pb",),
+    "diff": ("msplit diff before.pb annotated.pb", "msplit diff old_model/ new_model/ --html changes.html"),
     "doctor": ("msplit doctor",),
     "export": ("msplit export model.build --triton models --groups 8",),
     "load": (

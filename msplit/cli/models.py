@@ -8,7 +8,7 @@
 
 `msplit sample`: builds one of the sample models.
 
-`msplit diff`: what changed between two annotated models.
+`msplit diff`: what changed between two models.
 
 `msplit replicate`: an ensemble, several copies of a model in one graph.
 
@@ -169,11 +169,19 @@ class Rules(options.Rules):
     )
 
 
+@dataclass(frozen=True)
+class DiffOutput:
+    """How a comparison is told."""
+
+    everything: bool = option("--all", help="List every node, not only the costliest.")
+    exit_code: bool = option(help="Exit with 1 if anything changed: nodes by name, their ops or streams.")
+    html: Path | None = option(help="Also write one HTML file: both models side by side.")
+    force: bool = option(help="Replace an existing HTML file.")
+
+
 @click.command()
 @click.argument("old", type=options.PATH)
 @click.argument("model", metavar="NEW", type=options.PATH)
-@click.option("--all", "everything", is_flag=True, help="List every node, not only the costliest.")
-@click.option("--exit-code", is_flag=True, help="Exit with 1 if anything changed.")
 @options.format_option
 @together
 def diff_command(
@@ -181,29 +189,38 @@ def diff_command(
     model: Path,
     choice: options.Choice,
     rules: Rules,
-    everything: bool,
-    exit_code: bool,
+    told: DiffOutput,
     work: options.RecordedWork,
     style: str,
 ) -> int:
-    """Compare the stream ids of two models, OLD and NEW: what moved, why, and what it does to the plan.
+    """Compare two models, OLD and NEW: which nodes moved to other streams, why, what it does to the plan, and what else changed.
 
-    Nodes are matched by name. Neither model is executed. What is not given is as `msplit assign` has recorded it with NEW.
+    For streams, nodes are matched by name; for ops, shapes, attributes, values and cost by structure, so that scopes may be renamed. No
+    model is executed. What is not given is as `msplit assign` has recorded it with NEW.
     """
     from msplit import rules as rule_sets
+    from msplit.assignment import analysis, changes
     from msplit.assignment.model import Given, price, resolve
+    from msplit.formats.atomic import check_target, write_bytes_atomic
     from msplit.report import difference
-    from msplit.report.difference import Side, compare
 
+    if told.html is not None:
+        check_target(told.html, force=told.force)
     chosen = rule_sets.load(rules.ruleset, streams=rules.streams) if rules.ruleset else None
     given = Given(chosen, rules.streams, **work.arguments())
     before, now = (choice.load(path, record=work.record) for path in (old, model))
     defaults = resolve(now, given).of_both(before)
-    old_side, new_side = (Side.of(flat, price(flat, defaults.workload)[1]) for flat in (before, now))
-    found = compare(old_side, new_side, defaults.ruleset)
-    document = difference.document(found, None if everything else difference.SHOWN, judged_with=defaults.words())
-    options.show(style, "diff", document, lambda: difference.payload(found, judged_with=defaults.words()))
-    return int(exit_code and not found.same)
+    priced = [(flat, *price(flat, defaults.workload)) for flat in (before, now)]
+    old_side, new_side = (analysis.Side.of(flat, costs) for flat, _, costs in priced)
+    found = analysis.compare(old_side, new_side, defaults.ruleset)
+    with progress.phase("comparing"):
+        made = changes.structure(*(changes.PricedModel(flat, shapes, costs.time_us) for flat, shapes, costs in priced))
+    limit, judged = None if told.everything else difference.SHOWN, defaults.words()
+    document = difference.with_structure(difference.document(found, limit, judged_with=judged), made, limit)
+    if told.html is not None:
+        write_bytes_atomic(told.html, difference.page(document, made).encode(), force=told.force)
+    options.show(style, "diff", document, lambda: difference.payload(found, made, judged_with=judged))
+    return int(told.exit_code and not found.same)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def place(
     if pinned is not None:
         places = np.where(pinned >= 0, pinned, places).astype(np.int32)
     nodes, names = file_nodes(flat, graph_def)
-    edges = with_back_edges(flat)
+    edges = flat.all_edges
     _home_constants(flat, nodes, edges, places)
     clones = _Clones(graph_def, flat, clone_limit)
     copies: set[tuple[int, int, int]] = set()
@@ -153,15 +153,6 @@ def place(
         copies=len(copies),
         moved=moved,
     )
-
-
-def with_back_edges(flat: FlatGraph) -> Edges:
-    """All edges, those that close loops included."""
-    edges, back = flat.graph.edges, flat.back_edges
-    if not len(back):
-        return edges
-    pairs = ((getattr(edges, name), getattr(back, name)) for name in ("src", "port", "dst", "slot"))
-    return Edges.of(*map(np.concatenate, pairs))
 
 
 def file_nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
