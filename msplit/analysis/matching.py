@@ -25,13 +25,11 @@ from msplit.flatten.flat import FlatGraph
 from msplit.opset import schema
 from msplit.opset.traits import VARIABLES
 
-NAMES = frozenset(("shared_name", "container", "frame_name", "var_name"))
+NAMES = frozenset(("shared_name", "container", "frame_name", "var_name", "debug_name"))
 """Attributes that hold names, which change where nodes are renamed."""
 
 _AT_ONCE = 1 << 20
 """Elements that are compared at a time."""
-
-Load = Callable[[], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class GraphValues:
         missing: Why the values of variables are not known, "" where they are.
     """
 
-    load: Mapping[int, Load]
+    load: Mapping[int, Callable[[], NDArray[Any]]]
     digest: Mapping[int, bytes]
     missing: str = ""
 
@@ -70,7 +68,7 @@ class GraphValues:
         """Reads all of them once. A constant that can not be decoded has none."""
         graph, missing = flat.graph, ""
         values = {node: graph.attrs[node].get("value") for node in graph.nodes_with("value")}
-        load: dict[int, Load] = {n: value.load for n, value in values.items() if isinstance(value, TensorValue)}
+        load: dict[int, Any] = {n: value.load for n, value in values.items() if isinstance(value, TensorValue)}
         handles = np.flatnonzero(graph.with_ops(VARIABLES) & (flat.origin_function < 0)).tolist()
         try:
             saved = formats.variables(flat.model) if handles else {}
@@ -265,17 +263,15 @@ class _Matcher:
             # What nothing leads to is not known by what leads to it.
             return lambda node: hashes[node] if adjacent.starts[node] < adjacent.starts[node + 1] else None
 
-        self.unique([named(side, whole(side)) for side in (0, 1)])
-        self.unique([whole(side) for side in (0, 1)])
-        self.spread(*colours)
-        self.alike(whole(0), whole(1), *colours)
-        halves = [
-            [partly(side, one.into, front[side]), partly(side, one.out, behind[side])]
+        keys = [
+            (whole(side), partly(side, one.into, front[side]), partly(side, one.out, behind[side]))
             for side, one in enumerate(self.sides)
         ]
-        for how, half in ((named, 0), (named, 1), (lambda _, key: key, 0), (lambda _, key: key, 1)):
-            self.unique([how(side, halves[side][half]) for side in (0, 1)])
+        for key in (0, 1, 2):
+            self.unique([named(side, keys[side][key]) for side in (0, 1)])
+            self.unique([keys[side][key] for side in (0, 1)])
         self.spread(*colours)
+        self.alike(whole(0), whole(1), *colours)
 
     def alike(self, old: Callable[[int], Hashable], new: Callable[[int], Hashable], *colours: Sequence[int]) -> None:
         """Joins nodes that several have the key of, such as those of equal towers, the first ones first, and what is around them."""

@@ -1,16 +1,15 @@
 """Differences of two models, streams aside: what was added, removed, changed or renamed, and what that costs.
 
-The flat graphs are compared: calls are inlined, and what the outputs do not need is left out. Nodes are matched by structure, so that
-scopes may be renamed and nodes in another order. Functions that stay, as bodies of loops do, are compared where matched nodes name them.
+The flat graphs are compared, and functions that stay, as bodies of loops do, where matched nodes name them.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile, zip_longest
+from itertools import groupby, takewhile, zip_longest
 from typing import Any
 
 import numpy as np
@@ -35,9 +34,8 @@ class Aspect:
     """A property of a node that has another value now.
 
     Attributes:
-        what: ``op``, ``dtype``, ``shape`` (``shape:1`` of a further output), ``device``, ``input 0``, ``control inputs``, or an attribute.
-        old: Its value before, as plain data; None where there was none.
-        new: Its value now, likewise.
+        what: ``op``, ``dtype``, ``shape`` (``shape:1`` of a further output), ``device``, ``input 0``, ``control input``, or an attribute.
+        old: Its value before, as plain data, and `new` its value now; None where there is none.
     """
 
     what: str
@@ -50,7 +48,7 @@ class NodeDifference:
     """A node that is not the same in both models, or that only one of them has.
 
     Attributes:
-        name: Its name now, and `was` its name before.
+        was: Its name before.
         aspects: What changed, its value aside.
         weights: Distance of its value, of a constant or a variable; None where it is equal or there is none.
         function: Function that it is in, such as the body of a loop; "" for the model itself.
@@ -88,8 +86,7 @@ class ModelDifference(DisplayMixin):
         scopes: What changed by scope: below what all names of changed nodes begin with.
         work_us: All kernels, before and now.
         critical_path_us: The longest path, before and now.
-        left: Nodes of the old critical path that are not on the new one, by their old names.
-        joined: Nodes of the new one that were not on the old one.
+        left: Nodes that are not on it any more, by their old names; `joined` are those that were not.
         not_compared: What could not be compared, a sentence each.
     """
 
@@ -144,10 +141,8 @@ def structure(old: PricedModel, new: PricedModel) -> ModelDifference:
         problems |= dict.fromkeys(f"Values of variables: {said}." for said in (before.missing, now.missing) if said)
         new_of = match(one.flat.graph, two.flat.graph, before, now)
         whole = whole if function else new_of
-        there = np.zeros(len(two.flat), np.bool_)
-        there[new_of[new_of >= 0]] = True
         removed += _lone(one, np.flatnonzero(new_of < 0), function, 1, 0)
-        added += _lone(two, np.flatnonzero(~there), function, 0, 1)
+        added += _lone(two, np.flatnonzero(~np.isin(np.arange(len(two.flat)), new_of)), function, 0, 1)
         found, called = _differences(one, two, new_of, before, now, function)
         changed += found
         renamed.update(_renamings(one.flat.graph.names, two.flat.graph.names, new_of.tolist()))
@@ -209,9 +204,9 @@ def _differences(
     _, first, of = np.unique(pairs, return_index=True, return_inverse=True)
     alike = [_attributes(old, new, int(matched[at]), int(new_of[matched[at]])) for at in first.tolist()]
     called = dict.fromkeys(names for _, functions in alike for names in functions)
+    unshared = _unshared(aspect for aspects, _ in alike for aspect in aspects)
     for node, other, kind in zip(matched.tolist(), new_of[matched].tolist(), of.tolist(), strict=True):
-        renamed = one.names[node] != two.names[other]
-        aspects = [aspect for aspect in alike[kind][0] if not (renamed and aspect.what in NAMES)]
+        aspects = [aspect for aspect in alike[kind][0] if aspect.what not in NAMES or aspect in unshared]
         if one.devices[node] != two.devices[other]:
             aspects.append(Aspect("device", one.devices[node], two.devices[other]))
         if old.shapes is not None and new.shapes is not None and all(aspect.what != "shape" for aspect in aspects):
@@ -239,6 +234,13 @@ def _differences(
     return changed, called
 
 
+def _unshared(aspects: Iterable[Aspect]) -> set[Aspect]:
+    """Names of storage that do not only differ: what had one name has two now, or the other way round."""
+    names = {aspect for aspect in aspects if aspect.what in NAMES and aspect.old and aspect.new}
+    uses = Counter(aspect.old for aspect in names), Counter(aspect.new for aspect in names)
+    return {aspect for aspect in names if uses[0][aspect.old] > 1 or uses[1][aspect.new] > 1}
+
+
 def _shapes(old: Outputs, new: Outputs) -> Iterator[Aspect]:
     if old is not new and old != new:
         for port, (was, now) in enumerate(zip_longest(old, new)):
@@ -262,7 +264,7 @@ def _attributes(
             continue
         pairs = zip(*(value if isinstance(value, tuple) else (value,) for value in (was, now)), strict=False)
         functions += [(a.name, b.name) for a, b in pairs if isinstance(a, FunctionRef) and isinstance(b, FunctionRef)]
-        if frozen(was) != frozen(now) and (was, now) != dtypes:
+        if key == "shared_name" or (key not in NAMES and frozen(was) != frozen(now) and (was, now) != dtypes):
             aspects.append(Aspect(key, was, now))
     return aspects, functions
 
@@ -331,11 +333,13 @@ def _by_scope(
     moved = matched[np.abs(old.time_us[matched] - new.time_us[new_of[matched]]) > 1e-9]
     others = ((node, int(new_of[node])) for node in moved.tolist() if names[0][node] not in told)
     rows += [(names[1][other], 3, float(old.time_us[node]), float(new.time_us[other])) for node, other in others]
-    parts = [name.split("/")[:-1] for name, *_ in rows]
-    depth = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, zip(*parts, strict=False)))
     found: dict[str, list[tuple[str, int, float, float]]] = {}
-    for row in rows:
-        found.setdefault("/".join(row[0].split("/")[: depth + 1]), []).append(row)
+    for _, alike in groupby(sorted(rows), lambda row: row[0].partition("/")[0]):
+        own = list(alike)
+        levels = zip(*(row[0].split("/")[:-1] for row in own), strict=False)
+        depth = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
+        for row in own:
+            found.setdefault("/".join(row[0].split("/")[: depth + 1]), []).append(row)
     scopes = []
     for scope, own in found.items():
         kinds = Counter(row[1] for row in own)

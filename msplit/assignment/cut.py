@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.assignment.model import DisplayMixin, Facts, opened
+from msplit.assignment.model import opened
 from msplit.assignment.replicas import Ensemble, free_name, initializers, lasting_nodes, rename_functions
 from msplit.assignment.replicate import beside, save_values, saved_model, values_of
 from msplit.core.arguments import listed, spelled
@@ -38,8 +38,8 @@ from msplit.shapes.infer import stated_shapes
 _CUSTOM_HANDLES = ops_with("handle") - VARIABLES
 
 
-@dataclass(frozen=True, repr=False)
-class Cut(DisplayMixin):
+@dataclass(frozen=True)
+class Cut:
     """Report of a part that was written.
 
     Attributes:
@@ -56,9 +56,6 @@ class Cut(DisplayMixin):
     nodes: int
     variables: int
     notes: tuple[str, ...] = ()
-
-    def _facts(self) -> Facts:
-        return [("path", str(self.path)), ("inputs", ", ".join(self.inputs)), ("outputs", ", ".join(self.outputs))]
 
 
 @dataclass(frozen=True, eq=False)

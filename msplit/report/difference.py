@@ -170,9 +170,10 @@ def with_structure(found: Document, made: ModelDifference, limit: int | None = S
     if made.same and not made.renamed:
         return replace(found, warnings=[*found.warnings, *made.not_compared])
     scopes = ("scope", ">added", ">removed", ">changed", ">cost before", ">now")
+    renamed = [(Name(old), Name(new), count(nodes)) for old, new, nodes in made.renamed]
     tables = [
         first("What changed in the graph, by scope", scopes, made.scopes, _scope_row, limit, "--all", "scope"),
-        first("Renamed", ("before", "now", ">nodes"), made.renamed, _renamed_row, limit, "--all"),
+        first("Renamed", ("before", "now", ">nodes"), renamed, tuple, limit, "--all"),
         first(
             "Changes of the graph", ("node", "what", "before", "now"), _changes(made), tuple, limit, "--all", "change"
         ),
@@ -189,10 +190,6 @@ def with_structure(found: Document, made: ModelDifference, limit: int | None = S
 def _scope_row(one: ScopeChanges) -> Sequence[str]:
     numbers = map(count, (one.added, one.removed, one.changed))
     return Name(one.scope), *numbers, micros(one.old_us), micros(one.new_us)
-
-
-def _renamed_row(one: tuple[str, str, int]) -> Sequence[str]:
-    return Name(one[0]), Name(one[1]), count(one[2])
 
 
 def _changes(made: ModelDifference) -> list[Sequence[str]]:
@@ -217,7 +214,9 @@ def _rows(node: NodeDifference) -> list[tuple[str, str, str]]:
 def _both(aspect: Aspect) -> tuple[str, str]:
     if aspect.what.startswith("shape"):
         return dimensions(aspect.old), dimensions(aspect.new)
-    return "" if aspect.old is None else str(aspect.old), "" if aspect.new is None else str(aspect.new)
+    texts = ("" if value is None else str(value) for value in (aspect.old, aspect.new))
+    old, new = (Name(text) if "/" in text else text for text in texts)
+    return old, new
 
 
 def distance(found: WeightDifference) -> str:

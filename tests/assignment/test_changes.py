@@ -325,3 +325,34 @@ def test_the_html_file_is_not_replaced_unasked(tmp_path: Path) -> None:
     assert 'class="changed"' in page
     assert page.count("<script>") == 1
     assert "expert_0/dense_0" in page
+
+
+def test_names_of_storage_may_be_others_but_not_what_shares_it() -> None:
+    """As TensorFlow numbers tables by chance when it exports them."""
+    text = "x:Placeholder; a:HashTableV2[shared_name={}]; b:HashTableV2[shared_name={}]; c:Find(a,x); d:Find(b,x)"
+    assert of(text.format("one", "two"), text.format("three", "four")).same
+    assert of(text.format("one", "two"), text.format("two", "one")).same
+    (found,) = {node.name for node in of(text.format("one", "two"), text.format("one", "one")).changed} - {"a"}
+    assert found == "b"
+
+
+def test_what_was_trained_is_carried_along_where_a_layer_is_put_in_front(tmp_path: Path) -> None:
+    """Values tell layers apart that look alike: those behind the new one keep theirs."""
+
+    def model(first: int, last: int) -> Any:
+        lines = ['x Placeholder | attr { key: "dtype" value { type: DT_FLOAT } }']
+        for place, own in enumerate(range(first, last)):
+            value = f"dtype: DT_FLOAT tensor_shape {{ dim {{ size: 2 }} }} float_val: {own} float_val: 1"
+            before = f"l{place - 1}/act" if place else "x"
+            dtype = 'attr { key: "dtype" value { type: DT_FLOAT } }'
+            lines += [
+                f'l{place}/kernel Const | {dtype} attr {{ key: "value" value {{ tensor {{ {value} }} }} }}',
+                f'l{place}/mul Mul {before} l{place}/kernel | attr {{ key: "T" value {{ type: DT_FLOAT }} }}',
+                f'l{place}/act Tanh l{place}/mul | attr {{ key: "T" value {{ type: DT_FLOAT }} }}',
+            ]
+        return graph("\n".join(lines))
+
+    found = compared(model(1, 6), model(0, 6), tmp_path)
+    assert {node.name for node in found.added} == {"l0/kernel", "l0/mul", "l0/act"}
+    assert [(node.was, node.name, node.aspects[0].what) for node in found.changed] == [("l0/mul", "l1/mul", "input 0")]
+    assert found.removed == ()
