@@ -165,8 +165,8 @@ def match(old: Graph, new: Graph, before: GraphValues, now: GraphValues) -> Ints
     kinds = [_kinds(graph, numbers) for graph in (old, new)]
     ops = [[numbers.setdefault(op, len(numbers)) for op in graph.ops] for graph in (old, new)]
     known = [
-        [(kind, values.digest.get(node)) for node, kind in enumerate(own)]
-        for own, values in zip(kinds, (before, now), strict=True)
+        [(kind, graph.devices[node], values.digest.get(node)) for node, kind in enumerate(own)]
+        for graph, own, values in zip((old, new), kinds, (before, now), strict=True)
     ]
     for colours in ([[numbers.setdefault(one, len(numbers)) for one in own] for own in known], kinds, ops):
         if all(-1 in pair for pair in matcher.pair):

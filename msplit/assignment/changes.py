@@ -339,7 +339,7 @@ def _by_scope(
         levels = zip(*(row[0].split("/")[:-1] for row in own), strict=False)
         depth = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
         for row in own:
-            found.setdefault("/".join(row[0].split("/")[: depth + 1]), []).append(row)
+            found.setdefault("/".join(row[0].split("/")[: depth + 1 if depth > 1 else 1]), []).append(row)
     scopes = []
     for scope, own in found.items():
         kinds = Counter(row[1] for row in own)
