@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from msplit import rules
-from msplit.assignment import analysis, assignment, changes, model
+from msplit.assignment import analysis, assignment, model
 from msplit.assignment.analysis import Analysis as Analysis
+from msplit.assignment.analysis import diff as diff
 from msplit.assignment.assignment import EMITS as EMITS
 from msplit.assignment.assignment import Assigned as Assigned
 from msplit.assignment.assignment import StreamLoad as StreamLoad
@@ -279,28 +280,6 @@ def save(
         return model.save(flat, ids, out, costs=costs, force=force, record=record)
     report, _ = model.save(flat, ids.ids, out, costs=costs or ids.costs, force=force, record=assignment.record_of(ids))
     return report, ids.outcome.conflicts
-
-
-def diff(
-    old: FlatGraph | str | os.PathLike[str],
-    new: FlatGraph | str | os.PathLike[str],
-    *,
-    batch: int | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    gpu: str = DEFAULT_GPU,
-    profile: Profile | None = None,
-) -> ModelDifference:
-    """Compares two models: what was added, removed, changed and renamed, and what that costs. Nothing of them is executed.
-
-    Args:
-        old: From `load`, or where the model is.
-        new: The other one.
-        batch: Size of unknown leading dimensions.
-        shapes: Whole shapes by input name.
-        gpu: Data sheet that prices the nodes.
-        profile: What was measured on both graphs, in place of the data sheet.
-    """
-    return changes.diff(old, new, Workload(batch, shapes or {}, gpu=gpu, profile=profile))
 
 
 def compare(

@@ -114,8 +114,7 @@ def distance(before: NDArray[Any], now: NDArray[Any]) -> WeightDifference | None
         if before.dtype.kind in "OSUb":
             differing += int(np.count_nonzero(unequal))
             continue
-        kind = np.complex128 if before.dtype.kind == "c" else np.float64
-        one, two = (value[unequal].astype(kind) for value in (one, two))
+        one, two = (v[unequal].astype(np.complex128 if before.dtype.kind == "c" else np.float64) for v in (one, two))
         number = ~(np.isnan(one) & np.isnan(two))
         one, two = one[number], two[number]
         differing += len(one)
@@ -139,8 +138,7 @@ def frozen(value: Any) -> Hashable:
 
 def told(op: str, attrs: Mapping[str, Any]) -> Hashable:
     """The op and attributes that say what a node computes: not those that begin with an underscore, that are names, or left at defaults."""
-    info = schema.lookup(op)
-    defaults = {} if info is None else info.defaults
+    defaults = {} if (info := schema.lookup(op)) is None else info.defaults
     pairs = [(key, frozen(attrs[key])) for key in sorted(attrs) if key[:1] != "_" and key not in NAMES]
     return op, *((key, value) for key, value in pairs if key not in defaults or frozen(defaults[key]) != value)
 
@@ -314,13 +312,14 @@ class _Matcher:
             def key(node: int) -> Hashable:
                 found: list[tuple[Any, ...]] = []
                 for around in (one.into, one.out):
-                    edges = range(around.starts[node], around.starts[node + 1])
-                    ends = [around.ends[edge] for edge in edges]
+                    first, last = around.starts[node], around.starts[node + 1]
+                    ends = around.ends[first:last]
                     if not ends or any(pair[end] < 0 for end in ends):
                         return None
                     ends = ends if side else [pair[end] for end in ends]
-                    places = ((around.ports[edge], around.slots[edge]) for edge in edges)
-                    found.append(tuple(sorted(zip(ends, places, strict=True))))
+                    found.append(
+                        tuple(sorted(zip(ends, around.ports[first:last], around.slots[first:last], strict=True)))
+                    )
                 return tuple(found)
 
             return key

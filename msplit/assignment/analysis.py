@@ -1,7 +1,4 @@
-"""Independent work in a model and what streams could gain; and a comparison of the streams of two models.
-
-Nodes of two models are matched by name: streams of nodes, why they moved, and what that does to the plan.
-"""
+"""Independent work in a model and what streams could gain; and a comparison of two models, of their streams by names of nodes."""
 
 from __future__ import annotations
 
@@ -21,10 +18,12 @@ from msplit.analysis.colocation import groups
 from msplit.analysis.embeddings import columns
 from msplit.analysis.inventory import Antichain, LevelWidth, level_width, max_antichain
 from msplit.assignment.assignment import present_ids
+from msplit.assignment.changes import ModelDifference, PricedModel, structure
 from msplit.assignment.model import DisplayMixin, Facts, gain, opened, price
 from msplit.core.graph import no_collection
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Workload
+from msplit.cost.gpus import DEFAULT_GPU
+from msplit.cost.profile import Profile, Workload
 from msplit.flatten.flat import FlatGraph, among
 from msplit.opset.traits import LOOPS
 from msplit.progress import phase
@@ -323,3 +322,28 @@ def _node(side: Side, node: int) -> NodeChange:
 
 def _costly(entries: list[Entry]) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: -entry.time_us))
+
+
+def diff(
+    old: FlatGraph | str | os.PathLike[str],
+    new: FlatGraph | str | os.PathLike[str],
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = DEFAULT_GPU,
+    profile: Profile | None = None,
+) -> ModelDifference:
+    """Compares two models: what was added, removed, changed and renamed, and what that costs. Nothing of them is executed.
+
+    Args:
+        old: From `load`, or where the model is.
+        new: The other one.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        gpu: Data sheet that prices the nodes.
+        profile: What was measured on both graphs, in place of the data sheet.
+    """
+    workload = Workload(batch, shapes or {}, gpu=gpu, profile=profile)
+    priced = [(flat, *price(flat, workload)) for flat in map(opened, (old, new))]
+    with phase("comparing"):
+        return structure(*(PricedModel(flat, sizes, costs.time_us) for flat, sizes, costs in priced))

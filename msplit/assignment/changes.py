@@ -5,7 +5,6 @@ The flat graphs are compared, and functions that stay, as bodies of loops do, wh
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,12 @@ from numpy.typing import NDArray
 
 from msplit.analysis.branches import critical_path
 from msplit.analysis.matching import NAMES, GraphValues, WeightDifference, frozen, match
-from msplit.assignment.model import DisplayMixin, Facts, opened, price
+from msplit.assignment.model import DisplayMixin, Facts
 from msplit.core.graph import CONTROL, Edges, Floats, FunctionRef, Ints, TensorValue, no_collection
-from msplit.cost.profile import Workload
 from msplit.errors import MsplitError
 from msplit.flatten.build import body
 from msplit.flatten.flat import FlatGraph
 from msplit.opset import schema
-from msplit.progress import phase
 from msplit.shapes import Shapes
 from msplit.shapes.registry import Outputs
 
@@ -120,15 +117,6 @@ class PricedModel:
     time_us: Floats
 
 
-def diff(
-    old: FlatGraph | str | os.PathLike[str], new: FlatGraph | str | os.PathLike[str], workload: Workload
-) -> ModelDifference:
-    """Compares two models, from `load` or where they are. Nothing is executed."""
-    priced = [(flat, *price(flat, workload)) for flat in map(opened, (old, new))]
-    with phase("comparing"):
-        return structure(*(PricedModel(flat, shapes, costs.time_us) for flat, shapes, costs in priced))
-
-
 @no_collection()
 def structure(old: PricedModel, new: PricedModel) -> ModelDifference:
     """Compares two models but for their streams, in time and memory that are linear in them."""
@@ -188,8 +176,7 @@ def _renamings(old: Sequence[str], new: Sequence[str], new_of: Sequence[int]) ->
         if other >= 0 and name != new[other]:
             one, two = name.split("/"), new[other].split("/")
             while len(one) > 1 and len(two) > 1 and one[-1] == two[-1]:
-                one.pop()
-                two.pop()
+                one, two = one[:-1], two[:-1]
             yield "/".join(one), "/".join(two)
 
 
@@ -242,10 +229,9 @@ def _unshared(aspects: Iterable[Aspect]) -> set[Aspect]:
 
 
 def _shapes(old: Outputs, new: Outputs) -> Iterator[Aspect]:
-    if old is not new and old != new:
-        for port, (was, now) in enumerate(zip_longest(old, new)):
-            if was != now:
-                yield Aspect(f"shape:{port}" if port else "shape", was, now)
+    for port, (was, now) in enumerate(zip_longest(old, new)):
+        if was != now:
+            yield Aspect(f"shape:{port}" if port else "shape", was, now)
 
 
 def _attributes(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.assignment.model import opened
-from msplit.assignment.replicas import Ensemble, free_name, initializers, lasting_nodes, rename_functions
+from msplit.assignment.replicas import Ensemble, add_functions, free_name, initializers, lasting_nodes
 from msplit.assignment.replicate import beside, save_values, saved_model, values_of
 from msplit.core.arguments import listed, spelled
 from msplit.core.graph import CONTROL, Edges, no_collection
@@ -30,12 +30,12 @@ from msplit.formats import atomic, writer
 from msplit.formats.endpoints import has_outputs, named, split_tensor
 from msplit.formats.model import Endpoint, Format, Model
 from msplit.formats.tensors import add_copy, add_node, dtype_number
-from msplit.opset.traits import PLACEHOLDERS, VARIABLES, ops_with, traits
+from msplit.opset.traits import FREE_OF_EFFECTS, PLACEHOLDERS, VARIABLES, ops_with, traits
 from msplit.progress import phase
 from msplit.shapes import Shapes, infer
 from msplit.shapes.infer import stated_shapes
 
-_CUSTOM_HANDLES = ops_with("handle") - VARIABLES
+_CUSTOM_HANDLES, _JOINTS = ops_with("handle") - VARIABLES, ops_with("no result")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _part(flat: FlatGraph, inputs: Sequence[str] | None, outputs: Sequence[str] 
     wanted = [(index[end.node], end.port) for end in fetched]
     given = {(index[end.node], end.port) for end in fed if graph.ops[index[end.node]] not in PLACEHOLDERS}
     edges, replaced = _edges(flat, given, wanted)
-    needed = replace(graph, edges=edges).ancestors(node for node, _ in wanted)
+    needed = _needed(flat, edges, [node for node, _ in wanted], {index[end.node] for end in fed})
     if inputs is None:
         fed = [end for end in fed if needed[index[end.node]]]
     needed[[index[end.node] for end in fed]] = True
@@ -146,6 +146,27 @@ def _edges(flat: FlatGraph, given: set[tuple[int, int]], wanted: list[tuple[int,
     runs = replace(graph, edges=edges.where(stays)).ancestors([one[0] for one in wanted if one not in given])
     replaced = {node for node, _ in given if not runs[node]}
     return control_flow.without_inputs(edges, [*replaced], len(graph)), replaced
+
+
+def _needed(flat: FlatGraph, edges: Edges, wanted: list[int], fed: set[int]) -> NDArray[np.bool_]:
+    """Mask of the nodes that outputs need: by data, and what else has effects, as far as that needs no input which is not fed.
+
+    A function of TensorFlow 2 has its results wait for everything that it reads, which is not what computes them.
+    """
+    graph = replace(flat.graph, edges=edges)
+    whole = graph.ancestors(wanted)
+    ends = whole & graph.with_ops(PLACEHOLDERS) & (np.diff(graph.in_start) == 0)
+    ends[[*fed]] = False
+    acts = flat.stateful & ~graph.with_ops(FREE_OF_EFFECTS) & ~graph.descendants(np.flatnonzero(ends).tolist())
+    data = edges.where(edges.port != CONTROL)
+    # In loops and conds, what waits for what is part of them.
+    needed = graph.ancestors(np.flatnonzero(whole & (acts | (flat.region >= 0))).tolist())
+    needed |= replace(graph, edges=data).ancestors(wanted)
+    if missing := [graph.names[node] for node in np.flatnonzero(needed & ends).tolist()]:
+        what = f"the outputs need {', '.join(map(repr, missing[:5]))}, which {spelled('inputs')} does not name"
+        fix = f"name it with {spelled('inputs')}, too, or tensors between it and the outputs"
+        raise MsplitError(what, where=str(flat.model.path), fix=fix)
+    return needed | (whole & graph.with_ops(_JOINTS) & ~np.isin(np.arange(len(graph)), data.dst))
 
 
 def _named(flat: FlatGraph, option: str, names: Sequence[str] | None) -> list[Endpoint]:
@@ -197,17 +218,10 @@ def _described(flat: FlatGraph, found: Shapes, end: Endpoint) -> Endpoint:
 
 
 def _refuse(flat: FlatGraph, part: _Part) -> None:
-    """Refuses a part that needs what nobody feeds, or a variable whose value is not in the checkpoint."""
+    """Refuses a part with a variable whose value is not in the checkpoint."""
     graph, where = flat.graph, str(flat.model.path)
-    fed = {end.node for end in part.inputs}
-    sources = part.needed & (np.diff(graph.in_start) == 0) & graph.with_ops(PLACEHOLDERS)
-    if missing := [graph.names[node] for node in np.flatnonzero(sources).tolist() if graph.names[node] not in fed]:
-        what = f"the outputs need {', '.join(map(repr, missing[:5]))}, which {spelled('inputs')} does not name"
-        fix = f"name it with {spelled('inputs')}, too, or tensors between it and the outputs"
-        raise MsplitError(what, where=where, fix=fix)
     inside = graph.with_ops(_CUSTOM_HANDLES) | (graph.with_ops(VARIABLES) & (flat.origin_function >= 0))
-    lost = np.flatnonzero(inside & part.needed).tolist()
-    if lost and flat.model.meta is not None:
+    if flat.model.meta is not None and (lost := np.flatnonzero(inside & part.needed).tolist()):
         what = f"{graph.names[lost[0]]!r} ({graph.ops[lost[0]]}) is a variable of a custom op or of a function"
         fix = f"name what is read from it with {spelled('inputs')}"
         raise MsplitError(f"{what}, whose value the checkpoint does not have", where=where, fix=fix)
@@ -235,7 +249,7 @@ def _written(flat: FlatGraph, part: _Part) -> Ensemble:
         made.node[-1].name = names[node]
         made.node[-1].input.extend(_inputs(part, names, node, tensors))
     made.node.extend(source.graph_def.node[node] for node in filling)
-    _add_functions(made, source.graph_def.library)
+    add_functions(made, source.graph_def.library)
     init_op = new("init") if init else ""
     if init:
         add_node(made, init_op, "NoOp", [f"^{source.graph.names[node]}" for node in init])
@@ -296,36 +310,19 @@ def _inputs(part: _Part, names: Sequence[str], node: int, tensors: Mapping[tuple
             yield tensors.get((source, port)) or f"{names[source]}{f':{port}' if port else ''}"
         elif source in part.replaced:
             yield f"^{next(name for (fed, _), name in tensors.items() if fed == source)}"
-        else:
+        elif part.needed[source]:
             yield f"^{names[source]}"
-
-
-def _add_functions(made: Any, library: Any) -> None:
-    """Copies the functions that nodes call, those that they call, and which of them are gradients of others."""
-    functions = {function.signature.name: function for function in reversed(library.function)}
-    called = [name for node in made.node for name in rename_functions(node, functions, "")]
-    copied = set[str]()
-    while called:
-        if (name := called.pop()) in copied:
-            continue
-        copied.add(name)
-        function = add_copy(made.library.function, functions[name])
-        called += (name for node in function.node_def for name in rename_functions(node, functions, ""))
-        gradients = [one for one in library.gradient if one.function_name == name]
-        made.library.gradient.extend(gradients)
-        called += (one.gradient_func for one in gradients)
 
 
 def _write_meta_graph(model: Model, meta: Any, values: Mapping[str, Any], out: Path, *, force: bool) -> None:
     """Writes a MetaGraphDef behind its checkpoint, which comes beside it."""
     if values:
-        prefix = out.with_suffix("")
-        files = [out.with_name(f"{prefix.name}.{ending}") for ending in ("data-00000-of-00001", "index")]
+        files = [out.with_name(f"{out.stem}.{ending}") for ending in ("data-00000-of-00001", "index")]
         for file in files:
             atomic.check_target(file, force=force)
         beside_it = tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=f".{out.name}.")
         with atomic.reported(out), beside_it as folder:
-            save_values(Path(folder) / prefix.name, values)
+            save_values(Path(folder) / out.stem, values)
             for file in files:
                 os.replace(Path(folder) / file.name, file)
     writer.write_message(model, meta, out, force=force)

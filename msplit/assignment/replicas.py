@@ -23,7 +23,7 @@ from msplit.errors import LoadError, MsplitError
 from msplit.flatten.control_flow import is_stateful
 from msplit.formats.endpoints import endpoint, split_tensor
 from msplit.formats.model import STREAM_ID, Endpoint, Model
-from msplit.formats.tensors import add_node
+from msplit.formats.tensors import add_copy, add_node
 from msplit.opset import schema
 from msplit.opset.traits import CONSTANTS, DRAWS, PLACEHOLDERS, VARIABLES, ops_with, traits
 
@@ -329,7 +329,7 @@ def _copy(made: Any, source: Any, names: _Names, scope: str = "", replica: Repli
         node = made.node.add()
         node.CopyFrom(encoded[names.graph.names[number]])
         _adapt(node, names, scope, replica)
-        called += rename_functions(node, library, suffix)
+        called += _rename_functions(node, library, suffix)
     _copy_functions(made, source.library, library, called, scope, replica)
 
 
@@ -354,12 +354,28 @@ def _copy_functions(
             for number, text in enumerate(groups):
                 if scope and text[5:].decode(errors="replace") not in inside:  # no node but a name, which each has
                     groups[number] = text[:5] + f"{scope}/".encode() + text[5:]
-            called += rename_functions(node, library, suffix)
+            called += _rename_functions(node, library, suffix)
     for gradient in encoded.gradient:
         if {gradient.function_name, gradient.gradient_func} <= copied:
             made.library.gradient.add(
                 function_name=gradient.function_name + suffix, gradient_func=gradient.gradient_func + suffix
             )
+
+
+def add_functions(made: Any, library: Any) -> None:
+    """Copies the functions that nodes call, those that they call, and which of them are gradients of others."""
+    functions = {function.signature.name: function for function in reversed(library.function)}
+    called = [name for node in made.node for name in _rename_functions(node, functions, "")]
+    copied = set[str]()
+    while called:
+        if (name := called.pop()) in copied:
+            continue
+        copied.add(name)
+        function = add_copy(made.library.function, functions[name])
+        called += (name for node in function.node_def for name in _rename_functions(node, functions, ""))
+        gradients = [one for one in library.gradient if one.function_name == name]
+        made.library.gradient.extend(gradients)
+        called += (one.gradient_func for one in gradients)
 
 
 def _adapt(node: Any, names: _Names, scope: str, replica: Replica | None) -> None:
@@ -406,7 +422,7 @@ def _device(device: str, pinned: str) -> str:
     return "".join(f"/{part}" for part in (*parts, "device:CPU:0"))
 
 
-def rename_functions(node: Any, library: Mapping[str, Any], suffix: str) -> Iterator[str]:
+def _rename_functions(node: Any, library: Mapping[str, Any], suffix: str) -> Iterator[str]:
     """Has a node call the functions of its replica, and gives the names that they had."""
     if node.op in library:
         yield node.op

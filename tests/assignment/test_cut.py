@@ -307,3 +307,33 @@ def test_values_that_are_damaged_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(LoadError):
         api.cut(tmp_path / "model", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.tf
+def test_what_is_behind_a_layer_does_not_need_what_was_read_in_front_of_it(tmp_path: Path) -> None:
+    """The results of a function of TensorFlow 2 wait for all that it reads: lookups of tables, weights of other layers."""
+    flat = loaded(SAMPLES / "keras_lookup")
+    feeds = feeds_for(flat, Workload(batch=3))
+    middle = ["joined_1/concat"]
+    front = api.cut(flat, tmp_path / "front", outputs=middle)
+    back = api.cut(flat, tmp_path / "back", inputs=middle)
+    assert [*back.inputs] == middle
+    assert (front.variables, back.variables) == (5, 2)
+    assert "LookupTableFindV2" not in {node.op for node in formats.read(back.path).graph_def.node}
+    found = computed(back, computed(front, feeds))
+    for name, value in reference(flat, feeds).items():
+        np.testing.assert_array_equal(found[name], value, strict=True)
+
+
+def test_what_has_effects_stays_where_it_needs_no_other_input(tmp_path: Path) -> None:
+    dtype = 'attr { key: "dtype" value { type: DT_FLOAT } }'
+    one = f'{dtype} attr {{ key: "value" value {{ tensor {{ dtype: DT_FLOAT tensor_shape {{}} float_val: 1 }} }} }}'
+    text = f"""{TWO}
+        v VarHandleOp | {dtype} attr {{ key: "shape" value {{ shape {{}} }} }}
+        one Const | {one}
+        count AssignAddVariableOp v one | {dtype}
+        sink NoOp ^count ^a
+        d Relu c ^sink {FLOAT}"""
+    _, nodes = cut_of(tmp_path, text, inputs=["c"], outputs=["d"])
+    assert {*nodes} == {"c", "d", "sink", "count", "one", "v"}
+    assert [*nodes["sink"].input] == ["^count"]
