@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 from msplit import rules
 from msplit.assignment import analysis, assignment, model
 from msplit.assignment.analysis import Analysis as Analysis
+from msplit.assignment.analysis import diff as diff
 from msplit.assignment.assignment import EMITS as EMITS
 from msplit.assignment.assignment import Assigned as Assigned
 from msplit.assignment.assignment import StreamLoad as StreamLoad
 from msplit.assignment.assignment import check_places as check_places
 from msplit.assignment.assignment import emit as emit
+from msplit.assignment.changes import ModelDifference as ModelDifference
+from msplit.assignment.cut import Cut as Cut
+from msplit.assignment.cut import cut as cut
 from msplit.assignment.model import load as load
 from msplit.assignment.model import strip as strip
 from msplit.assignment.replicate import Replicated as Replicated

@@ -1,29 +1,35 @@
-"""Independent work in a model, and what streams could gain."""
+"""Independent work in a model and what streams could gain; and a comparison of two models, of their streams by names of nodes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
+from msplit import rules
 from msplit.analysis import inventory, isomorphic
 from msplit.analysis.advice import Guesses, Suggestion, guesses, suggest
 from msplit.analysis.branches import branches_of
 from msplit.analysis.colocation import groups
 from msplit.analysis.embeddings import columns
 from msplit.analysis.inventory import Antichain, LevelWidth, level_width, max_antichain
+from msplit.assignment.assignment import present_ids
+from msplit.assignment.changes import ModelDifference, PricedModel, structure
 from msplit.assignment.model import DisplayMixin, Facts, gain, opened, price
 from msplit.core.graph import no_collection
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Workload
-from msplit.flatten.flat import FlatGraph
+from msplit.cost.gpus import DEFAULT_GPU
+from msplit.cost.profile import Profile, Workload
+from msplit.flatten.flat import FlatGraph, among
 from msplit.opset.traits import LOOPS
 from msplit.progress import phase
+from msplit.rules.ruleset import RuleSet
 from msplit.schedule.choose import WORTH
-from msplit.schedule.judge import Bounds, Judgement, bounds, foresee, judge, problem_of
+from msplit.schedule.judge import Bounds, Judgement, Prediction, bounds, foresee, judge, predict, problem_of
 from msplit.schedule.split import SplitJudgement, judge_split
 from msplit.schedule.split_problem import SplitProblem
 from msplit.shapes import Shapes
@@ -156,3 +162,188 @@ def analyze(flat: FlatGraph | str | os.PathLike[str], workload: Workload) -> Ana
         suggestion=suggest(flat, costs, found),
         guesses=guesses(flat, costs, sizes),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One of the two models, and its simulated run with the ids that the file holds."""
+
+    flat: FlatGraph
+    costs: Costs
+    prediction: Prediction
+
+    @staticmethod
+    def of(flat: FlatGraph, costs: Costs) -> Side:
+        """Reads the ids of a model and simulates it.
+
+        Raises:
+            AssignError: A node has an id that is none.
+        """
+        return Side(flat, costs, predict(flat, costs, present_ids(flat, least=0)))
+
+
+@dataclass(frozen=True)
+class Move:
+    """A node that is in both models, on different streams.
+
+    Attributes:
+        old: Stream id before.
+        new: Stream id now.
+        time_us: Time of its kernel in the new model.
+        rule: Key of the rule that gives it the new id, for the reason `why`; "" if no rules were given, "graph" if none of them does.
+    """
+
+    name: str
+    op: str
+    old: int
+    new: int
+    time_us: float
+    rule: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class NodeChange:
+    """A node that is in only one of the models, or that is in both and had another op, `was`, before."""
+
+    name: str
+    op: str
+    stream: int
+    time_us: float
+    was: str = ""
+
+
+Entry = TypeVar("Entry", Move, NodeChange)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelChanges:
+    """Changes between two models.
+
+    Attributes:
+        moved: Nodes of both on different streams, the costliest first.
+        added: Nodes that only the new one has, likewise.
+        removed: Nodes that only the old one has, likewise.
+        replaced: Nodes that have another op now, likewise.
+        explained: True if rules were given, so that `Move.rule` means something.
+    """
+
+    old: Side
+    new: Side
+    moved: tuple[Move, ...]
+    added: tuple[NodeChange, ...]
+    removed: tuple[NodeChange, ...]
+    replaced: tuple[NodeChange, ...]
+    explained: bool
+
+    @property
+    def same(self) -> bool:
+        """True if nothing changed."""
+        return not (self.moved or self.added or self.removed or self.replaced)
+
+    @cached_property
+    def moved_us(self) -> float:
+        """Time of the kernels that changed their stream."""
+        return sum(move.time_us for move in self.moved)
+
+    @cached_property
+    def groups(self) -> Mapping[tuple[int, int, str, str], Sequence[Move]]:
+        """Moves by (old stream, new stream, rule, why); the costliest group first."""
+        found: dict[tuple[int, int, str, str], list[Move]] = {}
+        for move in self.moved:
+            found.setdefault((move.old, move.new, move.rule, move.why), []).append(move)
+        order = sorted(found, key=lambda key: (-sum(move.time_us for move in found[key]), -len(found[key]), key))
+        return {key: found[key] for key in order}
+
+
+@no_collection()
+def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> ModelChanges:
+    """Matches the nodes of two models by name and compares their streams.
+
+    Rules are applied to the new model without looking at the ids there. Where they give a node the id that it has, their reason is
+    the explanation.
+
+    Raises:
+        AssignError: The rules contradict each other on the new model.
+    """
+    reason = _reasons(new, ruleset)
+    index = old.flat.graph.index
+    moved, added, replaced, seen = [], [], [], np.zeros(len(old.flat), np.bool_)
+    for node, name in enumerate(new.flat.graph.names):
+        before = index.get(name)
+        if before is None:
+            added.append(_node(new, node))
+            continue
+        seen[before] = True
+        was = old.flat.graph.ops[before]
+        if was != new.flat.graph.ops[node]:
+            replaced.append(replace(_node(new, node), was=was))
+        ids = int(old.prediction.ids[before]), int(new.prediction.ids[node])
+        if ids[0] != ids[1]:
+            time = float(new.prediction.kernel_us[node])
+            moved.append(Move(name, new.flat.graph.ops[node], *ids, time, *reason(node)))
+    removed = [_node(old, node) for node in np.flatnonzero(~seen).tolist()]
+    return ModelChanges(
+        old, new, _costly(moved), _costly(added), _costly(removed), _costly(replaced), explained=ruleset is not None
+    )
+
+
+def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | None = None) -> rules.RulesResult:
+    """Assigns by rules alone, whatever ids the file holds: those came from rules, and as claims of `manual` they would explain themselves.
+
+    The record knows others, which were set by hand.
+    """
+    record = flat.model.record
+    by_hand = among(flat, {} if record is None else record.by_hand)
+    return rules.assign(flat, costs, ruleset, streams=streams, by_hand=by_hand)
+
+
+def _reasons(side: Side, ruleset: RuleSet | None) -> Callable[[int], tuple[str, str]]:
+    """Function that gives (rule, reason) of the id that a node of the new model has."""
+    if ruleset is None:
+        return lambda _: ("", "")
+    outcome = by_rules(side.flat, side.costs, ruleset)
+
+    def reason(node: int) -> tuple[str, str]:
+        given = int(outcome.ids[node])
+        if given != side.prediction.ids[node]:
+            return "graph", f"the id is on the graph; the rules alone give {given}"
+        return outcome.assignment.why(node) or ("default", "no rule claims it")
+
+    return reason
+
+
+def _node(side: Side, node: int) -> NodeChange:
+    graph = side.flat.graph
+    return NodeChange(
+        graph.names[node], graph.ops[node], int(side.prediction.ids[node]), float(side.prediction.kernel_us[node])
+    )
+
+
+def _costly(entries: list[Entry]) -> tuple[Entry, ...]:
+    return tuple(sorted(entries, key=lambda entry: -entry.time_us))
+
+
+def diff(
+    old: FlatGraph | str | os.PathLike[str],
+    new: FlatGraph | str | os.PathLike[str],
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    gpu: str = DEFAULT_GPU,
+    profile: Profile | None = None,
+) -> ModelDifference:
+    """Compares two models: what was added, removed, changed and renamed, and what that costs. Nothing of them is executed.
+
+    Args:
+        old: From `load`, or where the model is.
+        new: The other one.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        gpu: Data sheet that prices the nodes.
+        profile: What was measured on both graphs, in place of the data sheet.
+    """
+    workload = Workload(batch, shapes or {}, gpu=gpu, profile=profile)
+    priced = [(flat, *price(flat, workload)) for flat in map(opened, (old, new))]
+    with phase("comparing"):
+        return structure(*(PricedModel(flat, sizes, costs.time_us) for flat, sizes, costs in priced))

@@ -23,7 +23,7 @@ from msplit.errors import LoadError, MsplitError
 from msplit.flatten.control_flow import is_stateful
 from msplit.formats.endpoints import endpoint, split_tensor
 from msplit.formats.model import STREAM_ID, Endpoint, Model
-from msplit.formats.tensors import add_node
+from msplit.formats.tensors import add_copy, add_node
 from msplit.opset import schema
 from msplit.opset.traits import CONSTANTS, DRAWS, PLACEHOLDERS, VARIABLES, ops_with, traits
 
@@ -74,7 +74,7 @@ def refuse(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> None:
 
 def initializers(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> list[int]:
     """Nodes that fill the tables that are needed: initializers, groups of them taken apart, without those of weights."""
-    lasting = _lasting(graph)
+    lasting = lasting_nodes(graph)
     waiting = [graph.index[name] for name in model.init_ops]
     found: dict[int, None] = {}
     seen = set(waiting)
@@ -93,7 +93,7 @@ def initializers(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> list[
     return list(found)
 
 
-def _lasting(graph: Graph) -> set[int]:
+def lasting_nodes(graph: Graph) -> set[int]:
     """Tables, queues and iterators, which last from step to step under their own names. Variables do, too, and are not meant."""
     return {node for node in graph.nodes_with("shared_name") if graph.ops[node] not in VARIABLES}
 
@@ -109,7 +109,7 @@ def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Se
         return all(nodes[name].attr["value"] == own[name].attr["value"] for nodes in theirs)
 
     # What variables, inputs and initializers depend on is shared, so its constants must be equal in all models.
-    lasting = _lasting(graph)
+    lasting = lasting_nodes(graph)
     fed = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
     shared = graph.ancestors([*lasting, *fed, *init])
     different = [node for node in np.flatnonzero(shared).tolist() if graph.ops[node] in CONSTANTS and not equal(node)]
@@ -248,7 +248,7 @@ def ensemble(model: Model, replicas: Sequence[Replica], combine: str) -> Ensembl
     init = initializers(model, graph, needed)
     needed |= graph.ancestors(init)
     shared = needed & shared_nodes(model, graph, [replica.graph_def for replica in replicas], init)
-    fed = {(end.node, end.port): _free(f"{end.node}_{end.port}", graph.index) for end in inner}
+    fed = {(end.node, end.port): free_name(f"{end.node}_{end.port}", graph.index) for end in inner}
     names = _Names(graph, needed, shared, fed)
     made = schema.graph_pb2.GraphDef(versions=model.graph_def.versions)
     for end in inner:
@@ -260,7 +260,7 @@ def ensemble(model: Model, replicas: Sequence[Replica], combine: str) -> Ensembl
     for scope, replica in scopes.items():
         _copy(made, replica.graph_def, names, scope, replica)
     outputs = _outputs(made, model, names, list(scopes), combine)
-    init_op = _free("init", {node.name for node in made.node}) if init else ""
+    init_op = free_name("init", {node.name for node in made.node}) if init else ""
     if init:
         add_node(made, init_op, "NoOp", [f"^{graph.names[node]}" for node in init])
     copied = np.flatnonzero(needed & ~shared).tolist()
@@ -310,7 +310,8 @@ def _free_scope(model: Model) -> str:
     return base
 
 
-def _free(name: str, taken: Container[str]) -> str:
+def free_name(name: str, taken: Container[str]) -> str:
+    """A name, with a number behind it where it is taken."""
     number, found = 0, name
     while found in taken:
         number += 1
@@ -359,6 +360,22 @@ def _copy_functions(
             made.library.gradient.add(
                 function_name=gradient.function_name + suffix, gradient_func=gradient.gradient_func + suffix
             )
+
+
+def add_functions(made: Any, library: Any) -> None:
+    """Copies the functions that nodes call, those that they call, and which of them are gradients of others."""
+    functions = {function.signature.name: function for function in reversed(library.function)}
+    called = [name for node in made.node for name in _rename_functions(node, functions, "")]
+    copied = set[str]()
+    while called:
+        if (name := called.pop()) in copied:
+            continue
+        copied.add(name)
+        function = add_copy(made.library.function, functions[name])
+        called += (name for node in function.node_def for name in _rename_functions(node, functions, ""))
+        gradients = [one for one in library.gradient if one.function_name == name]
+        made.library.gradient.extend(gradients)
+        called += (one.gradient_func for one in gradients)
 
 
 def _adapt(node: Any, names: _Names, scope: str, replica: Replica | None) -> None:
@@ -433,14 +450,14 @@ def _outputs(made: Any, model: Model, names: _Names, scopes: Sequence[str], comb
             node, port = split_tensor(names.tensor("", end.node, end.port))
             found[end.name] = replace(end, node=node, port=port)
             continue
-        node = _free(f"{end.node}_{end.port}" if end.port else end.node, taken)
+        node = free_name(f"{end.node}_{end.port}" if end.port else end.node, taken)
         dtype, shape = _type_of(model, end), end.shape
         parts = [names.tensor(scope, end.node, end.port) for scope in scopes]
         if combine == "stack":
             add_node(made, node, "Pack", parts, T=dtype, N=len(parts), axis=0)
             shape = None if shape is None else (len(parts), *shape)
         elif dtype in FLOATING:
-            total, count = _free(f"{node}/sum", taken), _free(f"{node}/count", taken)
+            total, count = free_name(f"{node}/sum", taken), free_name(f"{node}/count", taken)
             add_node(made, total, "AddN", parts, T=dtype, N=len(parts))
             add_node(made, count, "Const", dtype=dtype, value=(dtype, len(parts)))
             add_node(made, node, "RealDiv", [total, count], T=dtype)

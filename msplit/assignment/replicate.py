@@ -238,11 +238,11 @@ def replicate(
         with phase("writing"):
             writer.write_message(target, made.graph_def, Path(out), force=force)
     else:
-        values = _values(source, made, [Path(path) for path in replication.weights]) if made.variables else {}
+        values = values_of(source, made, [Path(path) for path in replication.weights]) if made.variables else {}
         with phase("writing"):
             message = saved_model(source, made)
             target = replace(target, format=Format.SAVED_MODEL)
-            writer.write_message(target, message, Path(out), force=force, beside=_beside(source, values))
+            writer.write_message(target, message, Path(out), force=force, beside=beside(source, values))
     tensors = {name: end.tensor.removesuffix(":0") for name, end in made.outputs.items()}
     return Replicated(Path(out), tensors, made.shared, made.copied, _notes(source, replication))
 
@@ -276,7 +276,7 @@ def _like(model: Model, path: Path) -> Model:
     return other
 
 
-def _values(model: Model, made: Ensemble, weights: Sequence[Path]) -> dict[str, NDArray[Any]]:
+def values_of(model: Model, made: Ensemble, weights: Sequence[Path]) -> dict[str, NDArray[Any]]:
     """Values of all variables of an ensemble."""
     names = list(dict.fromkeys(name for _, name in made.variables.values()))
     read: dict[Path | None, Mapping[str, NDArray[Any]]] = {}
@@ -302,19 +302,24 @@ def _of_model(model: Model, names: Sequence[str], path: Path | None) -> Mapping[
     return values
 
 
-def _beside(model: Model, values: Mapping[str, NDArray[Any]]) -> Callable[[Path], None]:
+def beside(model: Model, values: Mapping[str, NDArray[Any]]) -> Callable[[Path], None]:
     """Files that fill the folder of a SavedModel, its main file aside: assets, and the values of variables."""
 
     def fill(folder: Path) -> None:
         if model.is_saved_model:
             writer.copy_beside(model, folder, lambda name: name in ("assets", "assets.extra"))
         if values:
-            from msplit.engines.tensorflow.variables import save_bundle
-
             (folder / "variables").mkdir()
-            save_bundle(folder / "variables" / "variables", {(name, ""): value for name, value in values.items()})
+            save_values(folder / "variables" / "variables", values)
 
     return fill
+
+
+def save_values(prefix: Path, values: Mapping[str, NDArray[Any]]) -> None:
+    """Writes a checkpoint of whole variables."""
+    from msplit.engines.tensorflow.variables import save_bundle
+
+    save_bundle(prefix, {(name, ""): value for name, value in values.items()})
 
 
 def _notes(model: Model, replication: Replication) -> tuple[str, ...]:

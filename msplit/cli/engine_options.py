@@ -1,4 +1,4 @@
-"""Options of what runs a model: the pool and the device, and stock TensorFlow.
+"""Options of what runs a model: the pool and the device, and stock TensorFlow; and flags of TensorFlow's server.
 
 Options of what answers requests: what runs a model, and how its pool shares the device.
 

@@ -30,7 +30,8 @@ COMMANDS = {
     "bisect": "Find the first node whose value is not TensorFlow's.",
     "build": "Compile a model once, and keep it ready to run.",
     "check": "Is a model's annotation valid, whole, safe, and still worth it?",
-    "diff": "What changed between two annotated models.",
+    "cut": "Write the part of a model between tensors as a model.",
+    "diff": "What changed between two models: streams, structure, weights, cost.",
     "doctor": "What this machine can do, and why not more.",
     "export": "Write a model for another server: Triton.",
     "load": "Load a model with many requests at once: latency over throughput.",
@@ -52,7 +53,7 @@ _TOGETHER = {
     "analyze": ("assign",),
     "bench": ("bisect", "tune"),
     "build": ("profile",),
-    "models": ("diff", "replicate", "report", "rules", "sample", "show", "strip"),
+    "models": ("cut", "diff", "replicate", "report", "rules", "sample", "show", "strip"),
     "serve": ("export", "worker"),
 }
 """Module -> commands in it, beside its own: functions called `<name>_command`. All others: `command`, in the module of their name."""
@@ -71,7 +72,11 @@ EXAMPLES = {
         "msplit check annotated.pb --fail-on warning",
         "msplit check models/*.pb --baseline known.json",
     ),
-    "diff": ("msplit diff before.pb annotated.pb",),
+    "cut": (
+        "msplit cut model.pb --outputs tower_0/out -o tower.pb",
+        "msplit cut saved_model/ --inputs pooled --outputs scores -o head",
+    ),
+    "diff": ("msplit diff before.pb annotated.pb", "msplit diff old_model/ new_model/ --html changes.html"),
     "doctor": ("msplit doctor",),
     "export": ("msplit export model.build --triton models --groups 8",),
     "load": (

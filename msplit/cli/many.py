@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -73,7 +74,8 @@ def _below(path: Path) -> list[Path]:
 def of_folders(command: Callable[..., int]) -> Callable[..., int]:
     """Lets a command that compares OLD and NEW compare two folders: each model of both with the one of its name there.
 
-    The command has parameters `old`, `model`, `style` and `exit_code`, and prints one document of JSON.
+    The command has parameters `old`, `model`, `style` and `told`, of which `exit_code` and `html` are read here, and prints one document
+    of JSON.
     """
 
     @functools.wraps(command)
@@ -86,6 +88,8 @@ def of_folders(command: Callable[..., int]) -> Callable[..., int]:
             return command(**given)
         if not all(folders):
             raise click.UsageError("one of the two is a folder of models: give two models, or two such folders.")
+        if given["told"].html is not None:
+            raise click.UsageError("--html shows two models: leave it out, or give two models.")
         both = sorted(sides[0].keys() & sides[1].keys())
         name = click.get_current_context().info_name or ""
         looked = each(name, functools.partial(_compared, name, given), both, jobs)
@@ -100,7 +104,9 @@ def _compared(name: str, given: Mapping[str, Any], model: Path) -> dict[str, Any
     """What the command prints of a model of both folders, as data, with whether nothing changed."""
     pair = {"old": given["old"] / model, "model": given["model"] / model}
     with redirect_stdout(io.StringIO()) as text:
-        code = inspect.unwrap(command_of(name).callback)(**{**given, **pair, "style": "json", "exit_code": True})
+        code = inspect.unwrap(command_of(name).callback)(
+            **{**given, **pair, "style": "json", "told": replace(given["told"], exit_code=True)}
+        )
     return {"model": str(model), "same": not code, "diff": json.loads(text.getvalue())}
 
 
@@ -132,7 +138,7 @@ def _tell_folders(
     options.show(given["style"], name, document, lambda: payload)
     for why in errors.values():
         output.tell(f"error: {why}")
-    return 2 if errors else int(given["exit_code"] and bool(changed or alone[0] or alone[1]))
+    return 2 if errors else int(given["told"].exit_code and bool(changed or alone[0] or alone[1]))
 
 
 def each(command: str, look: Look, models: Sequence[Path], jobs: int | None) -> list[Looked]:

@@ -1,4 +1,4 @@
-"""Commands on a model's file that run nothing: `show`, `strip`, `report`, `diff`, `replicate`, `rules` and `sample`.
+"""Commands on a model's file that run nothing: `show`, `strip`, `report`, `diff`, `replicate`, `cut`, `rules` and `sample`.
 
 `msplit show`: what is in a model's file.
 
@@ -10,9 +10,11 @@
 
 `msplit sample`: builds one of the sample models.
 
-`msplit diff`: what changed between two annotated models.
+`msplit diff`: what changed between two models.
 
 `msplit replicate`: an ensemble, several copies of a model in one graph.
+
+`msplit cut`: a part of a model.
 """
 
 from __future__ import annotations
@@ -58,6 +60,13 @@ def show_command(model: Path, everything: bool, style: str) -> None:
     options.show(style, "show", contents.document(found, everything=everything), lambda: contents.payload(found))
 
 
+def _api() -> Any:
+    """The library, which takes a while to import."""
+    from msplit import api
+
+    return api
+
+
 @click.command()
 @options.model_argument
 @click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the model.")
@@ -68,9 +77,7 @@ def strip_command(model: Path, choice: options.Choice, output: Path, force: bool
 
     The ids of the whole file go, those that were set by hand included. The model is not executed.
     """
-    from msplit import api
-
-    report = api.strip(choice.load(model), output, force=force)
+    report = _api().strip(choice.load(model), output, force=force)
     say(f"Written: {report.path}, {plural(report.removed, 'stream id')} removed.")
     for note in (*report.notes, *report.warnings):
         options.note(note)
@@ -235,11 +242,19 @@ class Rules(options.Rules):
     )
 
 
+@dataclass(frozen=True)
+class DiffOutput:
+    """How a comparison is told."""
+
+    everything: bool = option("--all", help="List every node, not only the costliest.")
+    exit_code: bool = option(help="Exit with 1 if anything changed: nodes by name, their ops or streams.")
+    html: Path | None = option(help="Also write one HTML file: both models side by side.")
+    force: bool = option(help="Replace an existing HTML file.")
+
+
 @click.command()
 @click.argument("old", type=options.PATH)
 @click.argument("model", metavar="NEW", type=options.PATH)
-@click.option("--all", "everything", is_flag=True, help="List every node, not only the costliest.")
-@click.option("--exit-code", is_flag=True, help="Exit with 1 if anything changed.")
 @options.format_option
 @jobs_option
 @together
@@ -249,30 +264,39 @@ def diff_command(
     model: Path,
     choice: options.Choice,
     rules: Rules,
-    everything: bool,
-    exit_code: bool,
+    told: DiffOutput,
     work: options.RecordedWork,
     style: str,
 ) -> int:
-    """Compare the stream ids of two models, OLD and NEW: what moved, why, and what it does to the plan. Of two folders of models: a row for
-    each that is in both.
+    """Compare two models, OLD and NEW: which nodes moved to other streams, why, what it does to the plan, and what else changed. Of two
+    folders of models: a row for each that is in both.
 
-    Nodes are matched by name. Neither model is executed. What is not given is as `msplit assign` has recorded it with NEW.
+    For streams, nodes are matched by name; for ops, shapes, attributes, values and cost by structure, so that scopes may be renamed. No
+    model is executed. What is not given is as `msplit assign` has recorded it with NEW.
     """
     from msplit import rules as rule_sets
+    from msplit.assignment import analysis, changes
     from msplit.assignment.model import Given, price, resolve
+    from msplit.formats.atomic import check_target, write_bytes_atomic
     from msplit.report import difference
-    from msplit.report.difference import Side, compare
 
+    if told.html is not None:
+        check_target(told.html, force=told.force)
     chosen = rule_sets.load(rules.ruleset, streams=rules.streams) if rules.ruleset else None
     given = Given(chosen, rules.streams, **work.arguments())
     before, now = (choice.load(path, record=work.record) for path in (old, model))
     defaults = resolve(now, given).of_both(before)
-    old_side, new_side = (Side.of(flat, price(flat, defaults.workload)[1]) for flat in (before, now))
-    found = compare(old_side, new_side, defaults.ruleset)
-    document = difference.document(found, None if everything else difference.SHOWN, judged_with=defaults.words())
-    options.show(style, "diff", document, lambda: difference.payload(found, judged_with=defaults.words()))
-    return int(exit_code and not found.same)
+    priced = [(flat, *price(flat, defaults.workload)) for flat in (before, now)]
+    old_side, new_side = (analysis.Side.of(flat, costs) for flat, _, costs in priced)
+    found = analysis.compare(old_side, new_side, defaults.ruleset)
+    with progress.phase("comparing"):
+        made = changes.structure(*(changes.PricedModel(flat, shapes, costs.time_us) for flat, shapes, costs in priced))
+    limit, judged = None if told.everything else difference.SHOWN, defaults.words()
+    document = difference.with_structure(difference.document(found, limit, judged_with=judged), made, limit)
+    if told.html is not None:
+        write_bytes_atomic(told.html, difference.page(document, made).encode(), force=told.force)
+    options.show(style, "diff", document, lambda: difference.payload(found, made, judged_with=judged))
+    return int(told.exit_code and not found.same)
 
 
 @dataclass(frozen=True)
@@ -308,8 +332,7 @@ def replicate_command(model: Path, choice: options.Choice, copies: Copies, outpu
 
     A GraphDef becomes a GraphDef, anything else a SavedModel (TensorFlow writes its variables). The model is not executed.
     """
-    from msplit import api
-
+    api = _api()
     times = len(copies.weights) if copies.times is None else copies.times
     if not times:
         raise click.UsageError("--times or --weights is missing: how many copies to make.")
@@ -321,3 +344,34 @@ def replicate_command(model: Path, choice: options.Choice, copies: Copies, outpu
     )
     for note in made.notes:
         say(note)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Tensors that a part lies between."""
+
+    inputs: Sequence[str] = option(
+        type=options.NAMES, default=(), help="Tensors to feed (default: the inputs of the model that the outputs need)."
+    )
+    outputs: Sequence[str] = option(
+        type=options.NAMES, default=(), help="Tensors to fetch (default: the outputs of the model)."
+    )
+
+
+@click.command()
+@options.model_argument
+@click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the part.")
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@together
+def cut_command(model: Path, choice: options.GraphChoice, ends: Ends, output: Path, force: bool) -> None:
+    """Write the part of MODEL that leads from some tensors to others, in the same format, with a signature of its own.
+
+    A tensor is an input or output of the model, or node or node:1, inside of called functions, too; the end of a name, behind a slash, is
+    enough where one node has it. The model is not executed.
+    """
+    made = _api().cut(choice.load(model), output, inputs=ends.inputs or None, outputs=ends.outputs or None, force=force)
+    say(f"Written: {made.path}, {plural(made.nodes, 'node')} with {plural(made.variables, 'variable')}.")
+    for name, tensors in (("inputs", made.inputs), ("outputs", made.outputs)):
+        say(options.folded(f"{name}: {', '.join(tensors) or 'none'}", "  "))
+    for note in made.notes:
+        options.note(note)

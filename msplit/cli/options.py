@@ -125,13 +125,11 @@ SHIPPED = f"GPU whose data sheet prices the nodes: {', '.join(GPUS)}, or a YAML 
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The choices that a model's file may leave open."""
+class GraphChoice:
+    """Which graph of a file is meant, and which signature of it."""
 
     signature: str | None = key("--part", "Signature of the SavedModel (none: serving_default, or the only one).")
     tags: Sequence[str] | None = key("--part", TAG, NAMES, name="tag")
-    inputs: Sequence[str] | None = key("--part", "Tensors to feed instead of the model's inputs.", NAMES)
-    outputs: Sequence[str] | None = key("--part", "Tensors to fetch instead of the model's outputs.", NAMES)
 
     def load(self, model: Path, function: str | None = None, *, record: bool = True) -> FlatGraph:
         """Reads and flattens a model, or one function of it."""
@@ -141,14 +139,22 @@ class Choice:
             model,
             tags=self.tags,
             signature=self.signature,
-            inputs=self.inputs or None,
-            outputs=self.outputs or None,
+            inputs=vars(self).get("inputs") or None,
+            outputs=vars(self).get("outputs") or None,
             function=function,
             record=record,
         )
         if was_given(SEED) and any(one.name == SEED for one in flat.inputs):
             note("--input seed=N is the number that made-up inputs come from; a file called N is given as seed=./N")
         return flat
+
+
+@dataclass(frozen=True)
+class Choice(GraphChoice):
+    """The choices that a model's file may leave open."""
+
+    inputs: Sequence[str] | None = key("--part", "Tensors to feed instead of the model's inputs.", NAMES)
+    outputs: Sequence[str] | None = key("--part", "Tensors to fetch instead of the model's outputs.", NAMES)
 
     def further(self) -> dict[str, Any]:
         """For `command_line`."""

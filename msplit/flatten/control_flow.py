@@ -9,7 +9,7 @@ Attributes of a flat graph's nodes, still decoded only when somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,6 +183,25 @@ def _named(graph: Graph, tensor: tuple[int, int]) -> tuple[int, int]:
     while graph.ops[tensor[0]] == "Identity" and (inputs := graph.inputs(tensor[0])):
         tensor = inputs[0]
     return tensor
+
+
+def inside(graph: Graph) -> Callable[[int], str]:
+    """Function that says of a node of a graph without back edges what its tensors are inside of, such as "the loop 'while'", else "".
+
+    They exist only while the loop turns, or where the branch of the cond is taken.
+    """
+    found = all_frames(graph)
+    within = conds(graph, frames(graph).outermost)
+
+    def told(node: int) -> str:
+        frame, cond = found.inside.get(node, 0), int(within.outermost[node])
+        frame = found.parent[frame] if graph.ops[node] in EXIT else frame
+        if frame:
+            return f"the loop {found.names[frame]!r}"
+        leaves = graph.ops[node] in MERGE and not (within.outermost[graph.successors(node)] == cond).any()
+        return "" if cond < 0 or leaves else f"the cond of {within.names[cond]!r}"
+
+    return told
 
 
 def _connected(graph: Graph, outermost: Ints, names: Sequence[str], stays: Ints) -> Nested:

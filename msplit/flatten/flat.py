@@ -104,6 +104,15 @@ class FlatGraph:
     def _repr_html_(self) -> str:
         return f"<code>{html(repr(self))}</code>"
 
+    @property
+    def all_edges(self) -> Edges:
+        """The edges of `graph` and those that close loops."""
+        edges, back = self.graph.edges, self.back_edges
+        if not len(back):
+            return edges
+        pairs = ((getattr(edges, name), getattr(back, name)) for name in ("src", "port", "dst", "slot"))
+        return Edges.of(*map(np.concatenate, pairs))
+
     def dtype(self, node: int, port: int = 0) -> str:
         """The type of an output; "" where nobody knows it."""
         attrs = self.graph.attrs[node]

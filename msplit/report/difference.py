@@ -1,192 +1,38 @@
-"""Comparison of two models: what changed between them, and its report.
-
-A comparison of two models for people and for programs.
-
-Changes between two annotated models: streams of nodes, why, and what that does to the plan.
+"""Report of a comparison of two models, for people and for programs: streams of nodes, why, and what that does to the plan; and what else
+changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
-
-from msplit import rules
-from msplit.assignment.assignment import present_ids
-from msplit.core.graph import no_collection
-from msplit.cost.costs import Costs
+from msplit.analysis.matching import WeightDifference
+from msplit.assignment.analysis import ModelChanges, Move, NodeChange, Side
+from msplit.assignment.changes import Aspect, ModelDifference, NodeDifference, ScopeChanges
 from msplit.cost.gpus import gpu_title
-from msplit.flatten.flat import FlatGraph, among
-from msplit.report.document import Document, Name, Table, count, first, micros, more, picked, plural, ratio
-from msplit.rules.ruleset import RuleSet
-from msplit.schedule.judge import Prediction, predict
-
-
-@dataclass(frozen=True, eq=False)
-class Side:
-    """One of the two models, and its simulated run with the ids that the file holds."""
-
-    flat: FlatGraph
-    costs: Costs
-    prediction: Prediction
-
-    @staticmethod
-    def of(flat: FlatGraph, costs: Costs) -> Side:
-        """Reads the ids of a model and simulates it.
-
-        Raises:
-            AssignError: A node has an id that is none.
-        """
-        return Side(flat, costs, predict(flat, costs, present_ids(flat, least=0)))
-
-
-@dataclass(frozen=True)
-class Move:
-    """A node that is in both models, on different streams.
-
-    Attributes:
-        old: Stream id before.
-        new: Stream id now.
-        time_us: Time of its kernel in the new model.
-        rule: Key of the rule that gives it the new id, for the reason `why`; "" if no rules were given, "graph" if none of them does.
-    """
-
-    name: str
-    op: str
-    old: int
-    new: int
-    time_us: float
-    rule: str = ""
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class NodeChange:
-    """A node that is in only one of the models, or that is in both and had another op, `was`, before."""
-
-    name: str
-    op: str
-    stream: int
-    time_us: float
-    was: str = ""
-
-
-Entry = TypeVar("Entry", Move, NodeChange)
-
-
-@dataclass(frozen=True, eq=False)
-class ModelChanges:
-    """Changes between two models.
-
-    Attributes:
-        moved: Nodes of both on different streams, the costliest first.
-        added: Nodes that only the new one has, likewise.
-        removed: Nodes that only the old one has, likewise.
-        replaced: Nodes that have another op now, likewise.
-        explained: True if rules were given, so that `Move.rule` means something.
-    """
-
-    old: Side
-    new: Side
-    moved: tuple[Move, ...]
-    added: tuple[NodeChange, ...]
-    removed: tuple[NodeChange, ...]
-    replaced: tuple[NodeChange, ...]
-    explained: bool
-
-    @property
-    def same(self) -> bool:
-        """True if nothing changed."""
-        return not (self.moved or self.added or self.removed or self.replaced)
-
-    @cached_property
-    def moved_us(self) -> float:
-        """Time of the kernels that changed their stream."""
-        return sum(move.time_us for move in self.moved)
-
-    @cached_property
-    def groups(self) -> Mapping[tuple[int, int, str, str], Sequence[Move]]:
-        """Moves by (old stream, new stream, rule, why); the costliest group first."""
-        found: dict[tuple[int, int, str, str], list[Move]] = {}
-        for move in self.moved:
-            found.setdefault((move.old, move.new, move.rule, move.why), []).append(move)
-        order = sorted(found, key=lambda key: (-sum(move.time_us for move in found[key]), -len(found[key]), key))
-        return {key: found[key] for key in order}
-
-
-@no_collection()
-def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> ModelChanges:
-    """Matches the nodes of two models by name and compares their streams.
-
-    Rules are applied to the new model without looking at the ids there. Where they give a node the id that it has, their reason is
-    the explanation.
-
-    Raises:
-        AssignError: The rules contradict each other on the new model.
-    """
-    reason = _reasons(new, ruleset)
-    index = old.flat.graph.index
-    moved, added, replaced, seen = [], [], [], np.zeros(len(old.flat), np.bool_)
-    for node, name in enumerate(new.flat.graph.names):
-        before = index.get(name)
-        if before is None:
-            added.append(_node(new, node))
-            continue
-        seen[before] = True
-        was = old.flat.graph.ops[before]
-        if was != new.flat.graph.ops[node]:
-            replaced.append(replace(_node(new, node), was=was))
-        ids = int(old.prediction.ids[before]), int(new.prediction.ids[node])
-        if ids[0] != ids[1]:
-            time = float(new.prediction.kernel_us[node])
-            moved.append(Move(name, new.flat.graph.ops[node], *ids, time, *reason(node)))
-    removed = [_node(old, node) for node in np.flatnonzero(~seen).tolist()]
-    return ModelChanges(
-        old, new, _costly(moved), _costly(added), _costly(removed), _costly(replaced), explained=ruleset is not None
-    )
-
-
-def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | None = None) -> rules.RulesResult:
-    """Assigns by rules alone, whatever ids the file holds: those came from rules, and as claims of `manual` they would explain themselves.
-
-    The record knows others, which were set by hand.
-    """
-    record = flat.model.record
-    by_hand = among(flat, {} if record is None else record.by_hand)
-    return rules.assign(flat, costs, ruleset, streams=streams, by_hand=by_hand)
-
-
-def _reasons(side: Side, ruleset: RuleSet | None) -> Callable[[int], tuple[str, str]]:
-    """Function that gives (rule, reason) of the id that a node of the new model has."""
-    if ruleset is None:
-        return lambda _: ("", "")
-    outcome = by_rules(side.flat, side.costs, ruleset)
-
-    def reason(node: int) -> tuple[str, str]:
-        given = int(outcome.ids[node])
-        if given != side.prediction.ids[node]:
-            return "graph", f"the id is on the graph; the rules alone give {given}"
-        return outcome.assignment.why(node) or ("default", "no rule claims it")
-
-    return reason
-
-
-def _node(side: Side, node: int) -> NodeChange:
-    graph = side.flat.graph
-    return NodeChange(
-        graph.names[node], graph.ops[node], int(side.prediction.ids[node]), float(side.prediction.kernel_us[node])
-    )
-
-
-def _costly(entries: list[Entry]) -> tuple[Entry, ...]:
-    return tuple(sorted(entries, key=lambda entry: -entry.time_us))
-
+from msplit.report.document import (
+    Document,
+    Name,
+    Table,
+    count,
+    dimensions,
+    first,
+    micros,
+    more,
+    picked,
+    plural,
+    ratio,
+    some,
+)
+from msplit.report.html.document import side_by_side
 
 SHOWN = 30
 """Nodes and groups that a table lists unless more are asked for; JSON has all."""
+
+
+UNCHANGED = "Nothing changed: the same nodes on the same streams."
 
 
 def document(found: ModelChanges, limit: int | None = SHOWN, *, judged_with: str = "") -> Document:
@@ -200,7 +46,7 @@ def document(found: ModelChanges, limit: int | None = SHOWN, *, judged_with: str
     old, new = found.old, found.new
     title = f"{old.flat.model.path} → {new.flat.model.path}"
     if found.same:
-        return Document(title, _facts(found), notes=("Nothing changed: the same nodes on the same streams.",))
+        return Document(title, _facts(found), notes=(UNCHANGED,))
     judged = (f"Judged with {judged_with}.",) if judged_with else ()
     tables = [_plan_table(old, new), _load_table(old, new)]
     if found.moved:
@@ -297,13 +143,14 @@ def _conclusion(old: Side, new: Side) -> str:
     return f"The prediction says {micros(abs(change))}{share} {'slower' if change > 0 else 'faster'}: {micros(before)} → {micros(now)}."
 
 
-def payload(found: ModelChanges, *, judged_with: str = "") -> dict[str, Any]:
-    """The comparison for JSON."""
+def payload(found: ModelChanges, made: ModelDifference | None = None, *, judged_with: str = "") -> dict[str, Any]:
+    """The comparison for JSON: of streams, and what else changed where that was looked at."""
     return {
         "old": _side(found.old),
         "new": _side(found.new),
         **picked(found, "same moved_us moved added removed replaced"),
         "judged_with": judged_with or None,
+        **({} if made is None else {"structure": {"same": made.same, **vars(made)}}),
     }
 
 
@@ -316,3 +163,95 @@ def _side(side: Side) -> dict[str, Any]:
         "load_us": side.prediction.load_us(),
         **picked(side.prediction, "predicted_us=makespan_us predicted_one_stream_us=one_us predicted_gain=gain"),
     }
+
+
+def with_structure(found: Document, made: ModelDifference, limit: int | None = SHOWN) -> Document:
+    """The report, and behind it what else changed; itself where nothing did."""
+    if made.same and not made.renamed:
+        return replace(found, warnings=[*found.warnings, *made.not_compared])
+    scopes = ("scope", ">added", ">removed", ">changed", ">cost before", ">now")
+    renamed = [(Name(old), Name(new), count(nodes)) for old, new, nodes in made.renamed]
+    tables = [
+        first("What changed in the graph, by scope", scopes, made.scopes, _scope_row, limit, "--all", "scope"),
+        first("Renamed", ("before", "now", ">nodes"), renamed, tuple, limit, "--all"),
+        first(
+            "Changes of the graph", ("node", "what", "before", "now"), _changes(made), tuple, limit, "--all", "change"
+        ),
+    ]
+    notes = found.notes if made.same else [note for note in found.notes if note != UNCHANGED]
+    return replace(
+        found,
+        tables=[*found.tables, *(table for table in tables if table.rows)],
+        notes=[*notes, *_sentences(made)],
+        warnings=[*found.warnings, *made.not_compared],
+    )
+
+
+def _scope_row(one: ScopeChanges) -> Sequence[str]:
+    numbers = map(count, (one.added, one.removed, one.changed))
+    return Name(one.scope), *numbers, micros(one.old_us), micros(one.new_us)
+
+
+def _changes(made: ModelDifference) -> list[Sequence[str]]:
+    """A row for everything that is not the same: node, what it is, before, now."""
+    rows: list[Sequence[str]] = [("", aspect.what, *_both(aspect)) for aspect in made.ends]
+    rows += [(Name(_where(node)), "removed", node.op, "") for node in made.removed]
+    rows += [(Name(_where(node)), "added", "", node.op) for node in made.added]
+    return rows + [(Name(_where(node)), *row) for node in made.changed for row in _rows(node)]
+
+
+def _where(node: NodeDifference) -> str:
+    return f"{node.function}/{node.name}" if node.function else node.name
+
+
+def _rows(node: NodeDifference) -> list[tuple[str, str, str]]:
+    rows = [(aspect.what, *_both(aspect)) for aspect in node.aspects]
+    if node.weights is not None and (node.weights.elements or not rows):
+        rows.append(("value", "", distance(node.weights)))
+    return rows
+
+
+def _both(aspect: Aspect) -> tuple[str, str]:
+    if aspect.what.startswith("shape"):
+        return dimensions(aspect.old), dimensions(aspect.new)
+    texts = ("" if value is None else str(value) for value in (aspect.old, aspect.new))
+    old, new = (Name(text) if "/" in text else text for text in texts)
+    return old, new
+
+
+def distance(found: WeightDifference) -> str:
+    """The distance of two values in words."""
+    if not found.elements:
+        return "another type or shape"
+    told = f"{count(found.differing)} of {plural(found.elements, 'element')}"
+    return f"{told}, by {found.largest:.3g} at most, relative {found.relative:.3g}" if found.largest else told
+
+
+def _sentences(made: ModelDifference) -> list[str]:
+    said = ["But for names, the graphs are the same." if made.same else "The graphs are not the same."]
+    for what, (old, new) in (("work", made.work_us), ("critical path", made.critical_path_us)):
+        if abs(new - old) > 0.0005 * max(old, new):
+            said.append(f"The {what} was {micros(old)} and is {micros(new)}.")
+    if made.joined and not made.same:
+        said.append(f"On the critical path now, and not before: {some(made.joined, 5)}.")
+    return said
+
+
+_MOST_ROWS = 5_000
+"""Rows of the HTML file; JSON has all."""
+
+
+def page(found: Document, made: ModelDifference) -> str:
+    """One HTML file with both models side by side, as far as they are not the same."""
+    rows: list[tuple[str, str, Sequence[str], Sequence[str]]] = []
+    for kind, nodes in (("changed", made.changed), ("removed", made.removed), ("added", made.added)):
+        for node in nodes:
+            sides = [node.was, node.op, micros(node.old_us)], [_where(node), node.op, micros(node.new_us)]
+            for what, *both in _rows(node):
+                for side, value in zip(sides, both, strict=True):
+                    side.append(f"{what}: {value}")
+            old, new = ((), sides[1]) if kind == "added" else (sides[0], () if kind == "removed" else sides[1])
+            rows.append((_where(node).rpartition("/")[0], kind, old, new))
+    rows.sort(key=lambda row: (row[0], (row[3] or row[2])[0]))
+    rows += [("renamed", "renamed", [old], [new, plural(number, "node")]) for old, new, number in made.renamed]
+    return side_by_side(found, rows[:_MOST_ROWS], more(len(rows) - _MOST_ROWS, "--format json has all", "row"))

@@ -27,6 +27,8 @@ CASES = {
     "assign-diff": ("assign", "sample_graphs/towers_small.pb", "--rules", "recsys", "--diff"),
     "assign-explain": ("assign", "sample_graphs/keras_inception", "--explain", "{node}"),
     "assign-markdown": ("assign", "sample_graphs/mmoe_small.pb", "--dry-run", "--format", "md"),
+    "diff": ("diff", "sample_graphs/mmoe_small.pb", "sample_graphs/mmoe_small.pbtxt"),
+    "diff-markdown": ("diff", "sample_graphs/mmoe_small.pb", "sample_graphs/annotated.pb", "--format", "md"),
     "rules": ("rules",),
 }
 NODE = "StatefulPartitionedCall_1/StatefulPartitionedCall/functional_2_1/stem_conv_1/convolution"

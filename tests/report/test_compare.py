@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from msplit import rules
+from msplit.assignment.analysis import ModelChanges, Side, compare
 from msplit.errors import AssignError
 from msplit.report import difference
-from msplit.report.difference import ModelChanges, Side, compare
 from msplit.report.document import plain
 from msplit.report.render import to_markdown
 from msplit.schedule.machine import Machine

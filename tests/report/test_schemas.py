@@ -39,18 +39,18 @@ UNITS = ("us", "s", "seconds", "bytes", "flops", "percent", "mb", "gb")
 
 PLAIN = frozenset(
     (
-        "batch", "batches", "blocks", "bound", "branches", "builds", "changed", "changes_tried", "colocation_groups", "compared",
+        "added", "batch", "batches", "blocks", "bound", "branches", "builds", "changed", "changes_tried", "colocation_groups", "compared",
         "concurrency", "confidence", "constants", "copies", "count", "covered", "crossings", "cv", "decided_by", "differing", "distinct",
         "edges", "edges_cut", "elements", "error", "errors", "evaluations", "fork_join", "functions", "gain", "gain_at_most",
         "gain_over_one", "gpu",
         "gpus", "graph", "groups", "guessed", "helps", "high", "hits", "host", "info", "inputs", "is", "kernel", "kernels", "launches",
         "left_out",
-        "level", "level_width", "line", "lookups", "low", "max_antichain", "max_burst", "max_error", "max_gain", "max_rounds", "measured",
+        "largest", "level", "level_width", "line", "lookups", "low", "max_antichain", "max_burst", "max_error", "max_gain", "max_rounds", "measured",
         "memory_ratio", "merged_waits", "min_rounds", "minimal", "mismatches", "most", "distance", "needed", "new", "node_count", "nodes",
         "occupancy", "old", "omitted", "once_per_stream", "ops", "ops_in_half", "original", "outliers", "predicted_gain",
         "predicted_gain_over_one",
         "processes",
-        "ratio", "records", "registers", "resident", "rounds", "rows", "schema_version", "seed", "shape", "shapes", "share", "size",
+        "ratio", "records", "registers", "relative", "removed", "resident", "rounds", "rows", "schema_version", "seed", "shape", "shapes", "share", "size",
         "sizes", "sms", "step", "steps", "steps_before",
         "stream", "streams", "summary", "tables", "tensors", "threads", "times", "tolerance", "total", "unassigned",
         "unknown", "unknown_shapes", "unmeasured", "value", "values", "variables", "verify_inputs", "versions", "waits", "warning", "was",

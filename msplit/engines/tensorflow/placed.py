@@ -104,8 +104,8 @@ def place(
     moved = int(np.count_nonzero((places != ids) & (places != HOST)))
     if pinned is not None:
         places = np.where(pinned >= 0, pinned, places).astype(np.int32)
-    nodes, names = _nodes(flat, graph_def)
-    edges = _with_back_edges(flat)
+    nodes, names = file_nodes(flat, graph_def)
+    edges = flat.all_edges
     _home_constants(flat, nodes, edges, places)
     clones = _Clones(graph_def, flat, clone_limit)
     copies: set[tuple[int, int, int]] = set()
@@ -155,15 +155,7 @@ def place(
     )
 
 
-def _with_back_edges(flat: FlatGraph) -> Edges:
-    edges, back = flat.graph.edges, flat.back_edges
-    if not len(back):
-        return edges
-    pairs = ((getattr(edges, name), getattr(back, name)) for name in ("src", "port", "dst", "slot"))
-    return Edges.of(*map(np.concatenate, pairs))
-
-
-def _nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
+def file_nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
     """The NodeDef of every flat node: the one in `graph_def`, or a copy of a function's added to it. And their names."""
     library = {function.signature.name: function for function in graph_def.library.function}
     used = {node.name for node in graph_def.node}

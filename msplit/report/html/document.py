@@ -65,6 +65,9 @@ PLOTS = Kit(
 )
 
 
+COMPARED = Kit("compared.html", (), (), (), "HTML and CSS alone")
+
+
 def asset(folder: str, name: str) -> str:
     """A file that ships with this package."""
     return resources.files(_PACKAGE).joinpath(folder, name).read_text("utf-8")
@@ -155,6 +158,27 @@ def page(document: Document, plots: Sequence[Plot], hint: str) -> str:
         "notes": "".join(f'<p class="note">{text(note)}</p>' for note in document.notes),
     }
     return embedded(PLOTS, document.title, parts, {"plots": [plot.columns() for plot in plots]})
+
+
+def side_by_side(document: Document, rows: Sequence[tuple[str, str, Sequence[str], Sequence[str]]], left: str) -> str:
+    """One HTML file: facts and tables, and what two models have that is not the same. It works without JavaScript.
+
+    Args:
+        document: The report on both.
+        rows: Scope, kind (``added``, ``removed``, ``changed`` or ``renamed``) and lines of the old and of the new model.
+        left: A sentence on rows that are left out, "" for none.
+    """
+    by_scope: dict[str, list[str]] = {}
+    for scope, kind, *sides in rows:
+        cells = "".join(f"<td>{_cell(tuple(lines))}</td>" for lines in sides)
+        by_scope.setdefault(scope, []).append(f'<tr class="{text(kind)}"><td>{text(kind)}</td>{cells}</tr>')
+    parts = {
+        "summary": facts(document.facts) + "".join(f'<p class="warning">{text(one)}</p>' for one in document.warnings),
+        "notes": "".join(f'<p class="note">{text(note)}</p>' for note in document.notes),
+        "rows": "".join(framed(("", "before", "now"), found, scope) for scope, found in by_scope.items()) + text(left),
+        "tables": "".join(f"<div>{table(one)}</div>" for one in document.tables),
+    }
+    return embedded(COMPARED, document.title, parts, {})
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:

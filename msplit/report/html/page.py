@@ -18,6 +18,7 @@ import numpy as np
 from msplit import rules
 from msplit.analysis.advice import guesses, suggest
 from msplit.analysis.embeddings import columns as embedding_columns
+from msplit.assignment.analysis import by_rules
 from msplit.assignment.assignment import present_ids
 from msplit.assignment.model import Defaults
 from msplit.checks import examine
@@ -31,7 +32,6 @@ from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import STREAM_ID
 from msplit.progress import phase
-from msplit.report.difference import by_rules
 from msplit.report.document import Table, count, micros, percent, plural, ratio, some
 from msplit.report.html import document
 from msplit.report.html.data import columns

@@ -1,14 +1,20 @@
-"""Metrics of a server for Prometheus: requests as its clients saw them, and the counts of its pools."""
+"""Metrics of a server for Prometheus: requests as its clients saw them, and the counts of its pools.
+
+Memory and use of GPUs come from NVML, where its package (`nvidia-ml-py`) is installed.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, replace
+from importlib import import_module
 from itertools import accumulate, chain
 from platform import python_version
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, core
 from prometheus_client.exposition import choose_encoder
@@ -19,7 +25,6 @@ from msplit.engines.table_rows import LOOKUPS
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.scheduler import Stats
 from msplit.serving.pool.steps import OF_PROCESSES
-from msplit.serving.server.gpus import gpus
 from msplit.serving.server.models import Models, Version
 
 _REQUEST, _LABELS = ("model", "version", "protocol"), ("model", "version", "signature")
@@ -186,3 +191,57 @@ class Metrics:
                 value = getattr(counts, name)
                 family.add_metric(values, math.nan if value is None else value)
             yield family
+
+
+class GpuState(NamedTuple):
+    """State of a GPU now.
+
+    Attributes:
+        number: As NVML counts: `CUDA_VISIBLE_DEVICES` does not change it.
+        name: Its model.
+        used: Bytes of its memory that are in use, by whatever process.
+        total: Bytes of its memory.
+        busy: Share of the last second or so in which a kernel ran, 0 to 1.
+    """
+
+    number: int
+    name: str
+    used: int
+    total: int
+    busy: float
+
+
+@functools.cache
+def _nvml() -> Any:
+    """The library, ready to be asked; None where it, or a driver, is missing."""
+    try:
+        library = import_module("pynvml")
+    except ModuleNotFoundError:
+        return None
+    try:
+        library.nvmlInit()
+    except library.NVMLError:
+        return None
+    return library
+
+
+def _count(library: Any) -> int:
+    """Number of GPUs; 0 where the driver does not answer."""
+    try:
+        found: int = library.nvmlDeviceGetCount()
+    except library.NVMLError:
+        return 0
+    return found
+
+
+def gpus() -> Iterator[GpuState]:
+    """States of all GPUs that this process may see; none where nobody can tell. One that does not answer is left out."""
+    library = _nvml()
+    for index in range(0 if library is None else _count(library)):
+        try:
+            handle = library.nvmlDeviceGetHandleByIndex(index)
+            memory, name = library.nvmlDeviceGetMemoryInfo(handle), library.nvmlDeviceGetName(handle)
+            busy = library.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        except library.NVMLError:
+            continue
+        yield GpuState(index, name if isinstance(name, str) else name.decode(), memory.used, memory.total, busy)

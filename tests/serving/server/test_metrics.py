@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from msplit._version import __version__
 from msplit.serving.pool.scheduler import Stats
-from msplit.serving.server import gpus
+from msplit.serving.server import metrics as server_metrics
 from msplit.serving.server.metrics import _NONE, Metrics
 from msplit.serving.server.models import Models, Version, signature_of
 from tests.serving.server.trivial import BATCHES, WIDTH, pool
@@ -114,11 +114,11 @@ def library(count: int, broken: int = -1) -> SimpleNamespace:
 def test_gpus_that_nvml_tells_of(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU a library of this form takes the place of NVML's."""
     monkeypatch.setitem(sys.modules, "pynvml", library(3, broken=1))
-    gpus._nvml.cache_clear()
+    server_metrics._nvml.cache_clear()
     try:
         found = samples(metrics.text()[0].decode())
     finally:
-        gpus._nvml.cache_clear()
+        server_metrics._nvml.cache_clear()
     told = {name: value for name, value in found.items() if name[0].startswith("msplit_gpu_")}
     assert told == {
         ("msplit_gpu_memory_used_bytes", "0", "NVIDIA H200"): 1 << 30,
@@ -138,8 +138,8 @@ def test_without_nvml_nothing_is_told(metrics: Metrics, monkeypatch: pytest.Monk
     lost.nvmlDeviceGetCount = fails
     for one in (None, SimpleNamespace(NVMLError=Broken, nvmlInit=fails), lost):
         monkeypatch.setitem(sys.modules, "pynvml", one)
-        gpus._nvml.cache_clear()
+        server_metrics._nvml.cache_clear()
         try:
             assert b"msplit_gpu" not in metrics.text()[0]
         finally:
-            gpus._nvml.cache_clear()
+            server_metrics._nvml.cache_clear()
