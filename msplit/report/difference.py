@@ -230,7 +230,7 @@ def distance(found: WeightDifference) -> str:
 def _sentences(made: ModelDifference) -> list[str]:
     said = ["But for names, the graphs are the same." if made.same else "The graphs are not the same."]
     for what, (old, new) in (("work", made.work_us), ("critical path", made.critical_path_us)):
-        if abs(new - old) > 0.0005 * max(old, new):
+        if micros(old) != micros(new):
             said.append(f"The {what} was {micros(old)} and is {micros(new)}.")
     if made.joined and not made.same:
         said.append(f"On the critical path now, and not before: {some(made.joined, 5)}.")
