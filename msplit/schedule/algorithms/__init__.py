@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from msplit.schedule.algorithms import heuristics, list_schedule, path_cover, staged
+from msplit.schedule.algorithms import list_schedule, path_cover, staged
 from msplit.schedule.algorithms.list_schedule import Algorithm, Skipped
 
 __all__ = ["ALGORITHMS", "LIST", "ONE", "Algorithm", "Skipped"]
@@ -13,12 +13,12 @@ LIST = "list"
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
-        ONE: heuristics.one_stream,
-        "tensorflow": heuristics.fan_out,
-        "torchsched": heuristics.round_robin,
+        ONE: list_schedule.one_stream,
+        "tensorflow": list_schedule.fan_out,
+        "torchsched": list_schedule.round_robin,
         "opara": path_cover.greedy_cover,
         "nimble": path_cover.matching_cover,
-        "longest-first": heuristics.longest_first,
+        "longest-first": list_schedule.longest_first,
         "ios": staged.staged,
         LIST: list_schedule.list_schedule,
     }

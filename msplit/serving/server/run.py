@@ -19,10 +19,9 @@ from msplit.errors import MsplitError
 from msplit.serving.server import rest, rpc
 from msplit.serving.server.exchange import health_of, take
 from msplit.serving.server.fronts import Fronts
-from msplit.serving.server.listening import Listening, heeding, held
+from msplit.serving.server.listening import Listening, Reloading, heeding, held
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models
-from msplit.serving.server.reloading import Reloading
 from msplit.serving.server.service import Service
 from msplit.serving.server.tensors import StatusCode
 
