@@ -6,7 +6,7 @@ Also what every algorithm is, and how it is continued.
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import pairwise
 from math import inf
 from typing import Protocol
@@ -332,7 +332,7 @@ def longest_first(problem: Problem, streams: int) -> Ints:
             loads = [(0.0, lane) for lane in range(streams)]
         load, lane = loads[0]
         chosen[number] = lane
-        heapq.heapreplace(loads, (load + float(total[number]), lane))
+        heapreplace(loads, (load + float(total[number]), lane))
     stream = np.zeros(len(problem), np.int32)
     stream[inner] = chosen[part[inner]]
     return stream
