@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -317,14 +316,8 @@ def _inputs(part: _Part, names: Sequence[str], node: int, tensors: Mapping[tuple
 def _write_meta_graph(model: Model, meta: Any, values: Mapping[str, Any], out: Path, *, force: bool) -> None:
     """Writes a MetaGraphDef behind its checkpoint, which comes beside it."""
     if values:
-        files = [out.with_name(f"{out.stem}.{ending}") for ending in ("data-00000-of-00001", "index")]
-        for file in files:
-            atomic.check_target(file, force=force)
-        beside_it = tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=f".{out.name}.")
-        with atomic.reported(out), beside_it as folder:
-            save_values(Path(folder) / out.stem, values)
-            for file in files:
-                os.replace(Path(folder) / file.name, file)
+        endings = (".data-00000-of-00001", ".index")
+        atomic.write_group_atomic(out.with_name(out.stem), endings, lambda at: save_values(at, values), force=force)
     writer.write_message(model, meta, out, force=force)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -16,6 +15,7 @@ import msplit as library
 from msplit import formats
 from msplit.errors import INSTALL_TENSORFLOW, LoadError
 from msplit.formats import reader
+from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit, process, unchanged
 
 STAND_IN = f"""
@@ -159,7 +159,7 @@ model.save({str(tmp_path / "m.keras")!r})
 np.save({str(tmp_path / "y.npy")!r}, model(np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)))
 keras.Model(one, keras.layers.Lambda(lambda x: x * 2)(one)).save({str(tmp_path / "lambda.keras")!r})
 """
-    done = subprocess.run([sys.executable, "-c", make], capture_output=True, text=True, cwd=ROOT, timeout=250)
+    done = forked.run([sys.executable, "-c", make], server=forked.TENSORFLOW, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     with library.prepare(tmp_path / "m.keras", batch=3, engine="tensorflow") as runner:
         (found,) = runner(x=np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)).values()

@@ -273,7 +273,7 @@ def test_a_build_takes_the_values_of_another_one(models: Mapping[int, Path], tmp
         for rows in (0, 1, 3, 9):
             check(runner.step, values_of(2), rows)
         for source, rows, words in (
-            (models[1], None, "manifest.json"),
+            (models[1], None, "is no build"),
             (tmp_path / "other", None, "other batches"),
             ({"w": np.zeros((7, 8), np.float32)}, None, "takes the values of another build"),
             (None, {"table": ([1], np.zeros((1, 4), np.float32))}, "takes the values of another build"),

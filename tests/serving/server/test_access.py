@@ -22,7 +22,7 @@ pytest.importorskip("uvicorn")
 
 from msplit.errors import EngineError, LoadError, MsplitError  # noqa: E402
 from msplit.serving.loadtest import clients  # noqa: E402
-from msplit.serving.server import access, messages, reloading, run, tensors  # noqa: E402
+from msplit.serving.server import access, listening, messages, run, tensors  # noqa: E402
 from msplit.serving.server.models import Models  # noqa: E402
 from tests.cli.runner import msplit  # noqa: E402
 from tests.serving.server.running import Server, start_trivial  # noqa: E402
@@ -351,7 +351,7 @@ def test_configurations_of_tls_that_are_of_no_use(pems: Path, tmp_path: Path) ->
 def test_a_server_whose_terminal_is_gone_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGHUP does what it did before the server was there. Where there was no terminal it goes on, and so it does under `nohup`."""
     terminal = tmp_path / "tty"
-    monkeypatch.setattr(reloading, "_TERMINAL", str(terminal))
+    monkeypatch.setattr(listening, "_TERMINAL", str(terminal))
 
     def ends(*signal: object) -> None:
         raise KeyboardInterrupt
