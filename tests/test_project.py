@@ -11,24 +11,22 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 import msplit
-from tests import forked
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HEAVY = ("tensorflow", "keras", "torch", "networkx")
 
 
-def run(code: str, *, path: Path = ROOT, cwd: Path = ROOT, begin: Callable[..., Any] = subprocess.run) -> str:
+def run(code: str, *, path: Path = ROOT, cwd: Path = ROOT) -> str:
     environment = {**os.environ, "PYTHONPATH": str(path)}
-    done = begin([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -77,7 +75,7 @@ assert run(["assign", "sample_graphs/{model}", "--streams", "2", "-o", {str(tmp_
 loaded = [name for name in ("tensorflow.python", "keras", "torch", "networkx") if name in sys.modules]
 assert not loaded, loaded
 """
-    run(code, begin=forked.run)
+    run(code)
 
 
 def test_help_comes_at_once() -> None:
