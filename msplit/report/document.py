@@ -103,10 +103,12 @@ def some(names: Sequence[str], most: int, between: str = ", ") -> str:
 _FORMATS = {"graphdef": "GraphDef", "metagraph": "MetaGraphDef", "savedmodel": "SavedModel"}
 
 
-def heading(path: object, form: str) -> str:
-    """First line of a report on a model: "model.pb (GraphDef)"."""
+def heading(path: str | Path, form: str) -> str:
+    """First line of a report on a model: "model.pb (GraphDef)". One that was exported to be read is named by the file that was given."""
+    from msplit.formats.reader import source_of  # after a model was read: help needs no formats
+
     kind, _, text = form.partition("-")
-    return f"{path} ({_FORMATS.get(kind, kind)}{', text' if text else ''})"
+    return f"{source_of(Path(path))} ({_FORMATS.get(kind, kind)}{', text' if text else ''})"
 
 
 def gain(ratio: Ratio | None) -> str:

@@ -70,6 +70,8 @@ def test_it_is_exported_once_and_read_as_a_saved_model(keras: Path, tmp_path: Pa
         assert model.signatures == formats.read(SAMPLES / "two_signatures").signatures
         assert len(library.load(path)) == len(library.load(SAMPLES / "two_signatures"))
         assert "signature serving_default" in fine("show", path).out
+        for command in ("show", "analyze"):  # and not the folder that it was exported to
+            assert fine(command, path).out.split()[0] == str(path)
     assert keras.read_text() == "tensorflow-1\n"
     assert reader.source_of(model.path) == path
     os.utime(path, (1, 1))  # another file
