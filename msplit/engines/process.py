@@ -25,7 +25,7 @@ WEIGHTS: ContextVar[tuple[socket.socket, socket.socket] | None] = ContextVar("WE
 
 
 def shared_weights() -> tuple[socket.socket, socket.socket]:
-    """A new socket for `WEIGHTS`. Its message says how many bytes the memory has, which is none yet."""
+    """A new socket for `WEIGHTS`. Its message says that there is no memory yet."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     ends[1].send(b"0")
     return ends

@@ -461,6 +461,7 @@ def _bring(folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: 
                 ieee=Precision(manifest.precision).ieee,
                 fits=not serious,
                 tables=manifest.tables,
+                name=manifest.files[WEIGHTS][1],
             )
         notes += opened.notes
         restored, references = {}, dict[str, Reference]()

@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ DATA = np.arange(5000, dtype=np.uint8)
 SIMULATED: dict[str, Any] = {"streams": (2,), "engine": "cuda", "device": "cpu", "effort": "fast"}
 
 
-def held(ends: tuple[socket.socket, ...] | None, size: int = len(DATA)) -> tuple[Any, str]:
+def held(ends: tuple[socket.socket, ...] | None, name: str = "one") -> tuple[Any, str]:
     """As a process has it that was given these ends."""
     given = None if ends is None else tuple(socket.socket(fileno=os.dup(one.fileno())) for one in ends)
     WEIGHTS.set(given)  # type: ignore[arg-type]
     try:
-        return held_once(DATA[:size].copy(), CPU)
+        return held_once(DATA.copy(), CPU, name)
     finally:
         assert WEIGHTS.get() is None
 
@@ -71,12 +72,12 @@ def test_who_was_given_no_socket_has_memory_of_its_own() -> None:
     assert second[0] == 0
 
 
-def test_memory_of_another_size_is_not_taken() -> None:
+def test_weights_of_another_build_are_not_taken() -> None:
     ends = shared_weights()
-    held(ends)
-    tensor, why = held(ends, 100)
-    assert "has 5,000 bytes, and the build 100" in why
-    np.testing.assert_array_equal(tensor.numpy(), DATA[:100])
+    held(ends)[0][:] = 3
+    tensor, why = held(ends, "another")
+    assert why == "the build was replaced since the others opened it"
+    np.testing.assert_array_equal(tensor.numpy(), DATA)
     assert held(ends)[1] == ""
 
 
@@ -159,3 +160,18 @@ def test_one_that_starts_after_an_update_has_weights_of_its_own(builds: dict[int
 def test_one_process_alone_shares_nothing(builds: dict[int, Path]) -> None:
     with msplit.pool(builds[1], groups=1, workers=1) as pool:
         assert [memory(pid) for pid in pids(pool)] == [set()]
+
+
+@pytest.mark.tf
+def test_one_that_starts_after_the_build_was_replaced_has_not_the_weights_of_before(tmp_path: Path) -> None:
+    for number in (1, 2):
+        msplit.build(saved(tmp_path / f"m{number}", number), tmp_path / str(number), **SIMULATED, batches=[1, 4])
+    with forked.instead(forked.ENGINE), msplit.pool(tmp_path / "1", groups=1, workers=2) as pool:
+        (tmp_path / "1").rename(tmp_path / "old")
+        (tmp_path / "2").rename(tmp_path / "1")
+        for number in (0, 1):
+            gone = kill(pool, number)
+            wait(partial(lambda pid: not alive(pid) and whole(pool), gone))
+        assert [memory(pid) for pid in pids(pool)] == [set(), set()]
+        for _ in range(4):
+            check(pool.step, values_of(2), 40)

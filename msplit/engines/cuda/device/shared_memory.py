@@ -35,15 +35,16 @@ _PINNED, _DESCRIPTOR, _ON_DEVICE, _WRITES = 1, 1, 1, 3
 CU_MEM_ACCESS_FLAGS_PROT_READWRITE."""
 
 
-def held_once(data: NDArray[np.uint8], place: torch.device) -> tuple[torch.Tensor, str]:
+def held_once(data: NDArray[np.uint8], place: torch.device, name: str) -> tuple[torch.Tensor, str]:
     """Bytes on a device: shared ones, where this process was given a socket for them (`WEIGHTS`), which counts for the first call alone.
-    And why they are not shared, where they were to be; empty where all is well."""
+    And why they are not shared, where they were to be; empty where all is well. A hash of all of a build's weights is their name: the
+    files may be others by now."""
     ends = WEIGHTS.get()
     WEIGHTS.set(None)  # values that come later are other ones
     if ends is None:
         return torch.from_numpy(data).to(place), ""
     try:
-        with ends[0], ends[1], _descriptor(ends, place, len(data)) as (handle, is_new):
+        with ends[0], ends[1], _descriptor(ends, place, len(data), name) as (handle, is_new):
             found = _mapped(place, handle, len(data))
             if is_new:
                 found.copy_(torch.from_numpy(data))
@@ -56,11 +57,11 @@ def held_once(data: NDArray[np.uint8], place: torch.device) -> tuple[torch.Tenso
 
 @contextmanager
 def _descriptor(
-    ends: tuple[socket.socket, socket.socket], place: torch.device, size: int
+    ends: tuple[socket.socket, socket.socket], place: torch.device, size: int, name: str
 ) -> Iterator[tuple[int, bool]]:
     """A descriptor of the memory, and True where it is new: the others wait until the block has filled it.
 
-    The message is the size in bytes, with the descriptor; "0" alone where there is no memory yet.
+    The message is name and size, with the descriptor; "0" alone where there is no memory yet.
     """
     reads, writes = ends
     reads.settimeout(_PATIENCE)
@@ -73,8 +74,8 @@ def _descriptor(
     try:
         if is_new:
             handles = [_made(place, size)]
-        elif int(message) != size:
-            raise EngineError(f"the memory of shared weights has {int(message):,} bytes, and the build {size:,}")
+        elif message.decode() != f"{name} {size}":
+            raise EngineError("the build was replaced since the others opened it")
         yield handles[0], is_new
     except BaseException:
         if is_new:
@@ -82,7 +83,7 @@ def _descriptor(
         raise
     else:
         if is_new:
-            socket.send_fds(writes, [str(size).encode()], handles)
+            socket.send_fds(writes, [f"{name} {size}".encode()], handles)
     finally:
         for handle in handles:
             os.close(handle)
@@ -90,7 +91,7 @@ def _descriptor(
 
 def _received(reads: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
     """A message and its descriptors. Python's own `recv_fds` looks at no flags."""
-    message, extra, _, _ = reads.recvmsg(32, socket.CMSG_SPACE(4), flags | socket.MSG_CMSG_CLOEXEC)
+    message, extra, _, _ = reads.recvmsg(256, socket.CMSG_SPACE(4), flags | socket.MSG_CMSG_CLOEXEC)
     return message, [number for *_, data in extra for (number,) in struct.iter_unpack("i", data)]
 
 

@@ -79,6 +79,7 @@ class Opened:
         ieee: See `Job`.
         fits: See `program.unpack`.
         tables: Bytes at the end of the weights that stay in the host's memory.
+        name: Hash of the weights.
 
     Attributes:
         notes: Remarks for the user.
@@ -93,6 +94,7 @@ class Opened:
         ieee: bool,
         fits: bool,
         tables: int = 0,
+        name: str = "",
     ) -> None:
         self._options, self._ieee, self._fits = options, ieee, fits
         place = torch.device(options.device)
@@ -103,7 +105,7 @@ class Opened:
         self._place, self.steps = place, StepCounter()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
         own, hosted = weights[: len(weights) - tables], weights[len(weights) - tables :]
-        self._memory, why = held_once(own, place) if len(own) else (empty, "")
+        self._memory, why = held_once(own, place, name) if len(own) else (empty, "")
         self.notes = (f"processes of this GPU have weights of their own, and do not share them: {why}",) if why else ()
         self._tables = StoredTables(hosted, place)
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
