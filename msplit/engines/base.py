@@ -284,6 +284,9 @@ STEPS = "(steps before this one)"
 """An input of the cuda engine, an int64 scalar, that random ops with a state draw by; no input of a model has such a name."""
 
 
+MASKED_LOOPS = "masked_loops"
+"""The fact of the cuda engine that says which loops run up to a bound: most turns, and what bounds them, by name."""
+
 USERS = "(user of each row)"
 """An input of the cuda engine, an int32 for each row: which of the users of a step the row belongs to; see `UserRows`."""
 

@@ -221,7 +221,7 @@ def _unfused(job: Job, device: Device, begin: Begin | None) -> Compiled:
         own = optimized.at(Stage.LAID_OUT, nchw=nchw, measure=measure, device=device.place)
         gpus = job.options.split
         program = trace(own.graph, optimized.feeds, device.place, nchw=nchw, measure=measure, held=held, gpus=gpus)
-        facts = merge_facts(own.graph.merges) if groups else {}
+        facts = {**own.graph.facts, **(merge_facts(own.graph.merges) if groups else {})}
         return Compiled(program, "nchw" if nchw else "nhwc" if has_choice else "none", own, facts)
 
     if len(wanted) == 1:

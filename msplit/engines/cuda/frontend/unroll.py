@@ -1,24 +1,30 @@
-"""Turns functional ops into the ops that they run, one after the other, while `specialize` finds every shape and constant."""
+"""Turns functional ops into the ops that they run, one after the other, while `specialize` finds every shape and constant.
+
+A loop whose number of turns only the run knows is unrolled up to a bound that its condition proves. Turns go on from what the turn before
+gave, as if the loop never ended, so that counters stay constants. Beside that, each value that the loop gives is chosen: that of the last
+turn whose condition, and all before it, held. What later turns compute, NaN or whatever it is, is never chosen.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from msplit.engines.cuda.frontend.list_values import Result, TensorList, Values, chosen
+from msplit.engines.cuda.frontend.list_values import OPTIONAL, Result, TensorList, TooMany, Values, chosen
 from msplit.engines.cuda.frontend.partition import READS_A_VARIABLE
 from msplit.engines.cuda.frontend.row_union import below, row_union
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, OF_LISTS
 from msplit.engines.cuda.ir.functions import FRAME, FUNCTIONAL, Bodies, Body, functions_of, taken
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, final, proved
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.ir.node import MAY_NOT_RUN, Unsupported
 from msplit.engines.cuda.ops.shape import hands_on
 from msplit.errors import EngineError
-from msplit.opset.traits import CALLS, CASE, CONDS, IF, LOOPS
+from msplit.opset.traits import CALLS, CASE, CONDS, IF, LOOPS, SELECT
 
 MOST_OPS = 100_000
 """Ops and turns that all loops of a model may become."""
@@ -31,7 +37,41 @@ _FIX = "use --engine tensorflow, or cut the model with --part inputs= and output
 
 Made = Generator[Op, None, list[Key]]
 
+_FALSE, _TRUE = (0, 0), (1, 1)
+_ORDERS = {"Less": (0, 1, 0), "LessEqual": (0, 1, 1), "Greater": (1, 0, 0), "GreaterEqual": (1, 0, 1)}
+"""Comparison -> slots of what has to be less and of what it is less than; 1 where they may be equal."""
+_CONDITIONS = SELECT | _ORDERS.keys() | {"LogicalAnd", "LogicalOr", "LogicalNot"}
+
 _Found = TypeVar("_Found")
+
+
+class Facts(Protocol):
+    """What an inference knows of integers and truth values."""
+
+    def range(self, key: Key) -> tuple[int, int] | None:
+        """The least and the greatest number that a value may have."""
+
+
+@dataclass
+class _Masked:
+    """A loop whose condition only the run knows, from the first turn of which that is so.
+
+    Attributes:
+        results: What the loop gives, if it has ended.
+        active: Whether it has not.
+        first: That turn.
+        count: Ops of all loops before it.
+        margins: How far each comparison of the last condition was from being false: its name, and by how much.
+        total: Turns that the loop has at most, as far as the last two conditions say.
+    """
+
+    results: list[Key]
+    active: Key
+    first: int
+    count: int
+    margins: Sequence[tuple[str, int]]
+    total: int = 0
+    by: str = ""
 
 
 class Unroller(Values):
@@ -41,14 +81,23 @@ class Unroller(Values):
         graph: Its constants and shapes are what is known; both grow while the inference goes on. Gets the constants of bodies.
         names: What is another value; the results of functional ops and of lists are put in.
         values: What the inference holds; loses what nothing reads any more.
+        facts: What it knows of numbers.
 
     Attributes:
+        bounds: Loop whose turns depend on values -> the most turns that it takes, and the name of the comparison that says so.
+        masking: How many loops that may have ended are around what is handed on.
         kept: Values that may be read later, whoever was the last that the graph names.
         made: Values of the ops that ran since the outermost loop's turn began; the inference puts them in.
     """
 
-    def __init__(self, graph: OpGraph, bodies: Bodies | None, names: dict[Key, Key], values: dict[Key, Any]) -> None:
+    def __init__(
+        self, graph: OpGraph, bodies: Bodies | None, names: dict[Key, Key], values: dict[Key, Any], facts: Facts
+    ) -> None:
         super().__init__(graph, MOST_OPS)
+        self._facts = facts
+        self._conditions: dict[int, Op] = {}  # comparisons and what joins them, those included that turn out to be constants
+        self.bounds: dict[str, tuple[int, str]] = {}
+        self.masking = 0
         self._bodies, self.names, self._values = bodies, names, values
         self.kept: set[Key] = set()
         self.made: list[Key] = []
@@ -84,6 +133,8 @@ class Unroller(Values):
         Raises:
             EngineError: It asks for more than the shape.
         """
+        if op.op in _CONDITIONS:
+            self._conditions[op.node] = op
         keys = [self._final(key) for key in op.inputs] if self._lists else []
         if self._lists.keys().isdisjoint(keys):
             return op
@@ -99,6 +150,11 @@ class Unroller(Values):
         return op.op in OF_LISTS and any(self._final(key) in self._lists for key in op.inputs)
 
     def _listed(self, op: Op) -> Iterator[Op]:
+        if self.masking and op.op.startswith(("Stack", "TensorArrayGrad")):
+            raise Unsupported(
+                "it is for the gradient of a loop whose number of turns only the run knows: train in TensorFlow, or give the loop a known "
+                "number of turns"
+            )
         found = (LISTS.get(op.op) or OF_LISTS[op.op])(self, op)
         self._give(op, found if isinstance(found, list) else (yield from self._keeping(found)))
         self.kept.update(op.inputs)
@@ -149,27 +205,122 @@ class Unroller(Values):
         carried = list(op.inputs)
         outside, self.made = self.made, []
         mine: set[Key] = set()
-        turn = 0
-        while True:
-            self.count(op)
-            (goes_on,) = yield from self._run(cond, carried, op, f"turn {turn}/")
-            predicate = self.graph.constants.get(goes_on)
-            if predicate is None:
-                loop = f"the loop {op.attrs[FRAME]}" if FRAME in op.attrs else "the loop"
-                told = f"how many turns {loop} takes depends on values that only the run knows"
-                raise Unsupported(f"{told} (after {turn} of them)")
-            if not taken("If", predicate, 2):
-                break
-            carried = yield from self._run(body, carried, op, f"turn {turn}/")
-            mine.update(self.made)
-            self.made.clear()
-            dead = mine - self.kept - set(carried)
-            for key in dead:
-                self._values.pop(key, None)
-            mine -= dead
-            turn += 1
+        masked: _Masked | None = None
+        turn, around = 0, self.masking
+        try:
+            while True:
+                self.count(op)
+                (goes_on,) = yield from self._run(cond, carried, op, f"turn {turn}/")
+                predicate = self.graph.constants.get(goes_on)
+                if predicate is not None and not taken("If", predicate, 2):
+                    break
+                if predicate is None:
+                    masked = yield from self._masked(op, masked, goes_on, carried, turn)
+                    self.masking = around + 1
+                before, carried = carried, (yield from self._run(body, carried, op, f"turn {turn}/"))
+                if masked is not None:
+                    masked.results = yield from self._results(op, masked, before, carried)
+                mine.update(self.made)
+                self.made.clear()
+                live = set(carried) if masked is None else {*carried, *masked.results, masked.active}
+                dead = mine - self.kept - live
+                for key in dead:
+                    self._values.pop(key, None)
+                mine -= dead
+                turn += 1
+        finally:
+            self.masking = around
         self.made = [*outside, *mine]
-        return carried
+        if masked is None:
+            return carried
+        name = re.sub(r"turn \d+/", "", op.name)
+        self.bounds[name] = max(self.bounds.get(name, (0, "")), (turn, masked.by))
+        return masked.results
+
+    def _masked(
+        self, op: Op, loop: _Masked | None, goes_on: Key, carried: Sequence[Key], turn: int
+    ) -> Generator[Op, None, _Masked]:
+        """A loop, one turn further, that goes on if only the run knows what.
+
+        Raises:
+            Unsupported: Nothing in its condition says when it has ended at the latest.
+            TooMany: That is too late.
+        """
+        name = f"the loop {op.attrs[FRAME]}" if FRAME in op.attrs else "the loop"
+        if self.graph.shape(goes_on) != ():
+            raise Unsupported(f"the condition of {name} is no scalar, and depends on values that only the run knows")
+        margins = self._margins(goes_on)
+        if loop is not None:
+            _foresee(loop, margins, turn)
+        if not margins or (loop is not None and not loop.total):
+            told = f"how many turns {name} takes depends on values that only the run knows"
+            raise Unsupported(
+                f"{told} (after {turn} of them), and no part of its condition compares a counter, which begins at a known number, with a "
+                "known bound: give it one (maximum_iterations= of tf.while_loop, or tf.minimum with a number)"
+            )
+        if loop is not None and turn == loop.first + 1:
+            each = self._count - loop.count
+            if self._count + each * (loop.total - turn) > self.most:
+                raise TooMany(
+                    f"{name} takes up to {loop.total:,} turns of {each:,} ops, as {loop.by} bounds it: more than {self.most:,} ops when it "
+                    "is unrolled",
+                    where=f"node {op.name}",
+                    fix="use --engine tensorflow, or lower the bound: shorter sequences (--shape), or a smaller maximum_iterations",
+                )
+        if self.dtype(goes_on) != "bool":
+            is_set = self.new("NotEqual", op, {}, [goes_on, self.graph.constant(np.zeros((), self.dtype(goes_on)))])
+            yield is_set
+            goes_on = is_set.node, 0
+        if loop is None:
+            return _Masked(list(carried), goes_on, turn, self._count, margins)
+        both = self.new("LogicalAnd", op, {}, [loop.active, goes_on])
+        yield both
+        loop.active, loop.margins = (both.node, 0), margins
+        return loop
+
+    def _margins(self, condition: Key) -> list[tuple[str, int]]:
+        """Comparisons of numbers that have to hold where a condition does: by how much each can do so at most."""
+        found: list[tuple[str, int]] = []
+        waiting = [(condition, True)]
+        while waiting:
+            key, wanted = waiting.pop()
+            op = self._conditions.get(key[0])
+            if op is None:
+                continue
+            keys = [self._final(one) for one in op.inputs]
+            if op.op == ("LogicalAnd" if wanted else "LogicalOr"):
+                waiting += [(one, wanted) for one in keys]
+            elif op.op == "LogicalNot":
+                waiting.append((keys[0], not wanted))
+            elif op.op in SELECT and self._facts.range(keys[2 if wanted else 1]) == (_FALSE if wanted else _TRUE):
+                waiting += [(keys[0], wanted), (keys[1 if wanted else 2], wanted)]
+            elif op.op in _ORDERS:
+                less, more, equal = _ORDERS[op.op]
+                if not wanted:
+                    less, more, equal = more, less, 1 - equal
+                low, high = self._facts.range(keys[less]), self._facts.range(keys[more])
+                if low is not None and high is not None:
+                    found.append((op.name, high[1] - low[0] + equal))
+        return found
+
+    def _results(self, op: Op, loop: _Masked, before: Sequence[Key], after: Sequence[Key]) -> Made:
+        """What a loop gives, if it ends behind this turn: what the turn changes is chosen where it has not ended before."""
+        results = []
+        for was, now, given in zip(before, after, loop.results, strict=True):
+            if was == now:
+                results.append(given)
+            elif was in self._lists and now in self._lists:
+                key = (self.graph.fresh(), 0)
+                self._lists[key] = _changed(self.list(was), self.list(now), self.list(given))
+                results.append((yield from self._choice(op, loop.active, key, given)))
+            elif self.graph.shape(now) is None or self.graph.shape(now) != self.graph.shape(given):
+                raise Unsupported(
+                    "how many turns the loop takes depends on values that only the run knows, and a turn changes the shape of what it "
+                    f"carries ({self.graph.shape(given)}, then {self.graph.shape(now)}): keep it at one size in the model"
+                )
+            else:
+                results.append((yield from self._choice(op, loop.active, now, given)))
+        return results
 
     def _cond(self, op: Op, bodies: Sequence[Body]) -> Made:
         arguments = op.inputs[1:]
@@ -228,7 +379,8 @@ class Unroller(Values):
 
     def _in_branch(self, condition: Key, branch: int, arguments: Sequence[Key]) -> Sequence[Key]:
         """The arguments of a branch. What the same condition has chosen, as it does in front of a gradient's cond, is known there."""
-        return [self._choices.get((condition, key), (key, key))[branch] for key in arguments]
+        known = self.graph.constant(np.asarray(bool(branch))) if condition in arguments else condition
+        return [known if key == condition else self._choices.get((condition, key), (key, key))[branch] for key in arguments]
 
     def _choice(self, op: Op, condition: Key, one: Key, other: Key) -> Generator[Op, None, Key]:
         """The one value or the other. Both branches have run: neither changes anything but what it gives."""
@@ -262,8 +414,33 @@ class Unroller(Values):
             if piece.op in READS_A_VARIABLE or hands_on(piece.op, piece.attrs):
                 values.update({(piece.node, port): key for port, key in enumerate(inputs)})
                 continue
-            op = self.new(piece.op, like, piece.attrs, inputs)
+            op = self.new(piece.op, like, {**piece.attrs, MAY_NOT_RUN: True} if self.masking else piece.attrs, inputs)
             op.name = f"{like.name}/{label}{piece.name}"
             numbers[piece.node] = op.node
             yield from self.pieces(op)
         return [find(key) for key in body.results]
+
+
+def _foresee(loop: _Masked, margins: Sequence[tuple[str, int]], turn: int) -> None:
+    """Reckons how many turns a loop has at most, if what its conditions compare comes as much closer in every turn as in the last one."""
+    loop.total = 0
+    if len(margins) == len(loop.margins):
+        closer = [(now, was - now, name) for (name, now), (_, was) in zip(margins, loop.margins, strict=True) if was > now]
+        ends = [(turn - -now // step, name) for now, step, name in closer]
+        if ends:
+            loop.total, loop.by = min(ends)
+
+
+def _changed(before: TensorList, after: TensorList, given: TensorList) -> TensorList:
+    """A list as the turn leaves it, but for elements that it left alone: there is what the loop gives so far.
+
+    Raises:
+        Unsupported: The turn makes it longer.
+    """
+    if len({len(held.elements) for held in (before, after, given)}) > 1 or OPTIONAL in (before.dtype, after.dtype):
+        raise Unsupported(
+            "how many turns the loop takes depends on values that only the run knows, and so does how long a list becomes: give the list a "
+            "size (tf.TensorArray(size=), not dynamic_size=True), and set its elements"
+        )
+    rows = zip(before.elements, after.elements, given.elements, strict=True)
+    return replace(after, elements=tuple(so_far if was == now else now for was, now, so_far in rows))

@@ -14,6 +14,10 @@ class Unsupported(Exception):
     """A lowering exists, but not for these attributes, dtypes or shapes. The message says which."""
 
 
+MAY_NOT_RUN = "_may_not_run"
+"""Attribute that the engine gives an op of a turn which the loop may not have: nothing reads its result then, and its inputs may be any."""
+
+
 @dataclass(frozen=True)
 class Node:
     """One node as a lowering sees it.
