@@ -23,6 +23,8 @@ from typing import Any
 from msplit.benchmark.diagnose import Limits, Utilization
 from msplit.benchmark.results import BaselineComparison, Bench, Change, Timed
 from msplit.core.statistics import Ratio
+from msplit.engines.base import MASKED_LOOPS
+from msplit.engines.cuda.coverage import masked_loops
 from msplit.engines.tensorflow.session import Placement
 from msplit.flatten.flat import FlatGraph
 from msplit.report.document import Table, count, gain, micros, percent, picked, plural
@@ -154,6 +156,7 @@ def layers_table(found: Bench) -> Table | None:
     facts = [variants[layer.label].facts for layer in shown]
     if fused := [one for one in facts if "fused_groups" in one]:
         notes.append(_fusion(fused[0]))
+    notes += masked_loops(next((one[MASKED_LOOPS] for one in facts if MASKED_LOOPS in one), {}))
     if grouped := [one for one in facts if one.get("groups")]:
         notes.append(_grouping(grouped[0], facts[0]))
     return Table("What each layer adds", columns, rows, "; ".join(notes))

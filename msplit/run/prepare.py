@@ -13,7 +13,8 @@ from msplit.assignment.model import opened
 from msplit.core import statistics
 from msplit.core.arguments import Precision
 from msplit.core.statistics import Ratio
-from msplit.engines.base import Arrays, TensorFlowOptions, side_by_side
+from msplit.engines.base import MASKED_LOOPS, Arrays, TensorFlowOptions, side_by_side
+from msplit.engines.cuda.coverage import masked_loops
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
@@ -190,15 +191,15 @@ def make_ready(
         why=setup.why,
         outputs=tuple(output.name for output in setup.job.flat.outputs),
         checks=tuple(ready.checks),
-        notes=(*notes, *outrun, *_about_tables(ready.running.facts()), *setup.unverified, *covered),
+        notes=(*notes, *outrun, *_about(ready.running.facts()), *setup.unverified, *covered),
         preparation=sums,
     )
     return Ready(runner, chosen, setup, made.tuned, why)
 
 
-def _about_tables(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes on lookup tables that are not on the GPU."""
-    notes = list[str]()
+def _about(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Notes on loops that run up to a bound, and on lookup tables that are not on the GPU."""
+    notes = masked_loops(facts.get(MASKED_LOOPS, {}))
     if "host_state_bytes" in facts:
         trained = facts["host_state_bytes"] / 1e9
         notes += [f"tables that are trained, and slots of optimizers, of {trained:.3g} GB stay in the host's memory"]

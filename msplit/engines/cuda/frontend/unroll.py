@@ -8,7 +8,7 @@ turn whose condition, and all before it, held. What later turns compute, NaN or 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -40,7 +40,7 @@ Made = Generator[Op, None, list[Key]]
 _FALSE, _TRUE = (0, 0), (1, 1)
 _ORDERS = {"Less": (0, 1, 0), "LessEqual": (0, 1, 1), "Greater": (1, 0, 0), "GreaterEqual": (1, 0, 1)}
 """Comparison -> slots of what has to be less and of what it is less than; 1 where they may be equal."""
-_CONDITIONS = SELECT | _ORDERS.keys() | {"LogicalAnd", "LogicalOr", "LogicalNot"}
+_CONDITIONS = SELECT | _ORDERS.keys() | {"LogicalAnd", "LogicalOr", "LogicalNot", "Cast"}
 
 _Found = TypeVar("_Found")
 
@@ -95,7 +95,8 @@ class Unroller(Values):
     ) -> None:
         super().__init__(graph, MOST_OPS)
         self._facts = facts
-        self._conditions: dict[int, Op] = {}  # comparisons and what joins them, those included that turn out to be constants
+        self._conditions: dict[int, Op] = {}
+        self._under: dict[Key, Key] = {}  # what the branch gives that is known to be taken -> the condition that says so
         self.bounds: dict[str, tuple[int, str]] = {}
         self.masking = 0
         self._bodies, self.names, self._values = bodies, names, values
@@ -133,8 +134,7 @@ class Unroller(Values):
         Raises:
             EngineError: It asks for more than the shape.
         """
-        if op.op in _CONDITIONS:
-            self._conditions[op.node] = op
+        self._remember(op)
         keys = [self._final(key) for key in op.inputs] if self._lists else []
         if self._lists.keys().isdisjoint(keys):
             return op
@@ -142,6 +142,17 @@ class Unroller(Values):
             raise EngineError(f"{op.op} reads a list of tensors as if it were one", where=f"node {op.name}", fix=_FIX)
         scalar = self.graph.constant(np.zeros((), np.float32))
         return replace(op, inputs=[scalar if key in self._lists else key for key in keys])
+
+    def new(self, op: str, like: Op, attrs: Mapping[str, Any], inputs: Sequence[Key]) -> Op:
+        """A new op that does a part of another's work."""
+        made = super().new(op, like, attrs, inputs)
+        self._remember(made)
+        return made
+
+    def _remember(self, op: Op) -> None:
+        """Keeps what conditions are made of, that included which turns out to be a constant."""
+        if op.op in _CONDITIONS:
+            self._conditions[op.node] = op
 
     def _final(self, key: Key) -> Key:
         return final(self.names, key)
@@ -260,10 +271,11 @@ class Unroller(Values):
             )
         if loop is not None and turn == loop.first + 1:
             each = self._count - loop.count
-            if self._count + each * (loop.total - turn) > self.most:
-                raise TooMany(
-                    f"{name} takes up to {loop.total:,} turns of {each:,} ops, as {loop.by} bounds it: more than {self.most:,} ops when it "
-                    "is unrolled",
+            ops = self._count + each * (loop.total - turn)
+            if ops > self.most:
+                raise (EngineError if ops > MOST_OPS else TooMany)(
+                    f"{name} takes up to {loop.total:,} turns of {each:,} ops, as {loop.by} bounds it: more than {max(self.most, MOST_OPS):,} ops when "
+                    "it is unrolled",
                     where=f"node {op.name}",
                     fix="use --engine tensorflow, or lower the bound: shorter sequences (--shape), or a smaller maximum_iterations",
                 )
@@ -279,17 +291,29 @@ class Unroller(Values):
         return loop
 
     def _margins(self, condition: Key) -> list[tuple[str, int]]:
-        """Comparisons of numbers that have to hold where a condition does: by how much each can do so at most."""
+        """Comparisons of numbers that have to hold where a condition does: by how much each can do so at most.
+
+        No more than a forecast: a loop ends where its condition is false whatever is fed.
+        """
         found: list[tuple[str, int]] = []
-        waiting = [(condition, True)]
+        waiting, seen = [(condition, True)], set[Key]()
         while waiting:
             key, wanted = waiting.pop()
+            if key in seen:
+                continue
+            seen.add(key)
+            if key in self._under:
+                waiting.append((self._under[key], self._facts.range(self._under[key]) != _FALSE))
             op = self._conditions.get(key[0])
             if op is None:
                 continue
             keys = [self._final(one) for one in op.inputs]
-            if op.op == ("LogicalAnd" if wanted else "LogicalOr"):
-                waiting += [(one, wanted) for one in keys]
+            if op.op in ("LogicalAnd", "LogicalOr"):
+                contrary = _FALSE if wanted else _TRUE
+                open_ones = [(one, wanted) for one in keys if self._facts.range(one) != contrary]
+                waiting += open_ones if len(open_ones) == 1 or (op.op == "LogicalAnd") == wanted else []
+            elif op.op == "Cast" and op.attrs.get("SrcT") == "bool":
+                waiting.append((keys[0], wanted))
             elif op.op == "LogicalNot":
                 waiting.append((keys[0], not wanted))
             elif op.op in SELECT and self._facts.range(keys[2 if wanted else 1]) == (_FALSE if wanted else _TRUE):
@@ -326,7 +350,9 @@ class Unroller(Values):
         arguments = op.inputs[1:]
         predicate = self.graph.constants.get(op.inputs[0])
         if predicate is not None:
-            return (yield from self._run(bodies[taken(op.op, predicate, len(bodies))], arguments, op, ""))
+            results = yield from self._run(bodies[taken(op.op, predicate, len(bodies))], arguments, op, "")
+            self._under.update({key: op.inputs[0] for key in results if predicate.dtype == bool and key != op.inputs[0]})
+            return results
         if op.op in CASE and self.graph.shape(op.inputs[0]) == () and self.dtype(op.inputs[0]) != "bool":
             return (yield from self._case(op, bodies, arguments))
         if op.op not in IF or self.graph.shape(op.inputs[0]) != ():

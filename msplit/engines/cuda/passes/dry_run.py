@@ -8,13 +8,13 @@ without data, such as the shape of what the host part makes, is not held against
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import HANDED, STEPS
+from msplit.engines.base import HANDED, MASKED_LOOPS, STEPS
 from msplit.engines.cuda.frontend.functionalize import Raised
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.list_values import TooMany
@@ -44,12 +44,14 @@ class DryRun:
         by_values: Ops that stand in the way of a capture, as `depends_on_values` has it.
         whole: Whether loops were followed to their ends.
         sized: Values that the host hands on, and whose shapes are not known from those of the inputs.
+        bounds: Loops whose turns depend on values -> the most turns that they take, and what bounds them.
     """
 
     refused: tuple[MsplitError, ...]
     by_values: tuple[Op, ...] = ()
     whole: bool = True
     sized: tuple[str, ...] = ()
+    bounds: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
 def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | None = None) -> DryRun:
@@ -86,7 +88,7 @@ def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | Non
     refused = {(problem.what, problem.where): problem for tracer in tracers for problem in tracer.refused}
     by_values = [op for op in graph.ops.values() if tracers[-1].stops_capture(op)]
     sized = tuple(name.removesuffix(HANDED) for name in handed if given[name].shape is None)
-    return DryRun(tuple(refused.values()), tuple(by_values), all(tracer.whole for tracer in tracers), sized)
+    return DryRun(tuple(refused.values()), tuple(by_values), all(tracer.whole for tracer in tracers), sized, graph.facts.get(MASKED_LOOPS, {}))
 
 
 class DryRunTracer(Tracer):
