@@ -29,6 +29,9 @@ from msplit.opset.traits import CALLS, CASE, CONDS, IF, LOOPS, SELECT
 MOST_OPS = 100_000
 """Ops and turns that all loops of a model may become."""
 
+TURN = r"turn \d+/"
+"""Part of the name of an op that says in which turn of a loop it runs."""
+
 MOST_DEPTH = 50
 """Loops, conds and calls inside each other."""
 
@@ -106,7 +109,7 @@ class Unroller(Values):
         # (condition, what it has chosen) -> if it is false, if it is true.
         self._choices: dict[tuple[Key, Key], tuple[Key, Key]] = {}
         self._equal: dict[tuple[Key, int], Key] = {}  # (what a Case looks at, number of a branch) -> whether it is that
-        self._depth = 0
+        self._depth = self._branches = 0  # how deep in functions, and in conds of which all branches run
 
     # What the inference calls
 
@@ -199,7 +202,12 @@ class Unroller(Values):
         if op.op in LOOPS:
             results = yield from self._loop(op, *bodies)
         elif op.op in CONDS:
-            results = yield from self._cond(op, bodies)
+            both = op.inputs[0] not in self.graph.constants
+            self._branches += both
+            try:
+                results = yield from self._cond(op, bodies)
+            finally:
+                self._branches -= both
         else:
             assert op.op in CALLS
             results = yield from self._run(bodies[0], op.inputs, op, "")
@@ -244,8 +252,8 @@ class Unroller(Values):
         self.made = [*outside, *mine]
         if masked is None:
             return carried
-        name = re.sub(r"turn \d+/", "", op.name)
-        self.bounds[name] = max(self.bounds.get(name, (0, "")), (turn, masked.by))
+        name, by = (re.sub(TURN, "", one) for one in (op.name, masked.by))
+        self.bounds[name] = max(self.bounds.get(name, (0, "")), (turn, by))
         return masked.results
 
     def _masked(
@@ -274,7 +282,7 @@ class Unroller(Values):
             ops = self._count + each * (loop.total - turn)
             if ops > self.most:
                 raise (EngineError if ops > MOST_OPS else TooMany)(
-                    f"{name} takes up to {loop.total:,} turns of {each:,} ops, as {loop.by} bounds it: more than {max(self.most, MOST_OPS):,} ops when "
+                    f"{name} takes up to {loop.total:,} turns of {each:,} ops, as {re.sub(TURN, '', loop.by)} bounds it: more than {max(self.most, MOST_OPS):,} ops when "
                     "it is unrolled",
                     where=f"node {op.name}",
                     fix="use --engine tensorflow, or lower the bound: shorter sequences (--shape), or a smaller maximum_iterations",
@@ -282,12 +290,12 @@ class Unroller(Values):
         if self.dtype(goes_on) != "bool":
             is_set = self.new("NotEqual", op, {}, [goes_on, self.graph.constant(np.zeros((), self.dtype(goes_on)))])
             yield is_set
-            goes_on = is_set.node, 0
+            goes_on = self._final((is_set.node, 0))
         if loop is None:
             return _Masked(list(carried), goes_on, turn, self._count, margins)
         both = self.new("LogicalAnd", op, {}, [loop.active, goes_on])
         yield both
-        loop.active, loop.margins = (both.node, 0), margins
+        loop.active, loop.margins = self._final((both.node, 0)), margins
         return loop
 
     def _margins(self, condition: Key) -> list[tuple[str, int]]:
@@ -344,7 +352,7 @@ class Unroller(Values):
                 )
             else:
                 results.append((yield from self._choice(op, loop.active, now, given)))
-        return results
+        return [self._final(key) for key in results]  # it may have been proved to be another value
 
     def _cond(self, op: Op, bodies: Sequence[Body]) -> Made:
         arguments = op.inputs[1:]
@@ -440,7 +448,7 @@ class Unroller(Values):
             if piece.op in READS_A_VARIABLE or hands_on(piece.op, piece.attrs):
                 values.update({(piece.node, port): key for port, key in enumerate(inputs)})
                 continue
-            op = self.new(piece.op, like, {**piece.attrs, MAY_NOT_RUN: True} if self.masking else piece.attrs, inputs)
+            op = self.new(piece.op, like, {**piece.attrs, MAY_NOT_RUN: True} if self.masking or self._branches else piece.attrs, inputs)
             op.name = f"{like.name}/{label}{piece.name}"
             numbers[piece.node] = op.node
             yield from self.pieces(op)

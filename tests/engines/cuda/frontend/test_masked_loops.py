@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import msplit
 from msplit.engines.base import MASKED_LOOPS
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import CudaEngine
@@ -156,8 +157,24 @@ def test_a_decoder_that_ends_where_all_rows_have(stop):
     assert "up to" in " ".join(covered.ways)
 
 
+def longest_of(x, lengths):
+    """A loop that ends with the longest row."""
+    import tensorflow as tf
+
+    bound = tf.minimum(tf.reduce_max(lengths), 12)
+    return tf.while_loop(lambda i, _: i < bound, lambda i, a: (i + 1, tf.sin(a) + 1.0), (0, x))[1]
+
+
 @pytest.mark.parametrize("fault", ["later", "never"])
-def test_a_wrong_mask_is_seen(monkeypatch, fault):
+@pytest.mark.parametrize(
+    ("function", "specs"),
+    [
+        (decoder(6, by_and), [spec([2, UNITS])]),
+        (longest_of, [spec([3, UNITS]), spec([None], "int32", "lengths")]),
+    ],
+    ids=["decoder", "lengths"],
+)
+def test_verification_sees_a_wrong_mask(monkeypatch, function, specs, fault):
     """Faults that are planted: a mask that is a turn late, or none."""
     results = unroll.Unroller._results
 
@@ -169,9 +186,9 @@ def test_a_wrong_mask_is_seen(monkeypatch, fault):
         return found
 
     monkeypatch.setattr(unroll.Unroller, "_results", wrong)
-    flat = graph_of_function(decoder(6, by_and), spec([2, UNITS]))
-    with pytest.raises(AssertionError):
-        hold(flat, rows_of_decoder(), [6])
+    flat = graph_of_function(function, *specs)
+    with pytest.raises(EngineError, match="gives other outputs than TensorFlow"):
+        msplit.prepare(flat, engine="cuda", device="cpu", batch=3, fuse=False, group=False)
 
 
 def test_a_beam_search():
@@ -304,3 +321,39 @@ def test_what_has_no_bound_or_no_size_is_refused(kind, match):
 
     feeds = {"x": np.ones(2, np.float32), "n": np.int32(3)}
     refused(function, spec([2]), spec([], "int32", "n"), feeds=feeds, match=rf"(?s){match}")
+
+
+@pytest.mark.parametrize("kind", ["If", "Case"])
+def test_branches_that_are_not_taken_may_do_anything(kind):
+    """Both run: one divides by zero, reads behind a table and gives NaN where the other is taken."""
+    import tensorflow as tf
+
+    def function(x, n):
+        def risky():
+            return x / x * tf.cast(12 // n, tf.float32) + tf.gather(tf.range(4.0), n - 1) + tf.math.log(x)
+
+        if kind == "Case":
+            return tf.switch_case(tf.cast(n > 0, tf.int32), [lambda: -x, risky])
+        return tf.cond(n > 0, risky, lambda: -x)
+
+    flat = graph_of_function(function, spec([2]), spec([], "int32", "n"))
+    for number in (-3, 0, 1, 4):
+        feeds = {"x": np.full(2, max(number, 0), np.float32), "n": np.int32(number)}
+        assert_equals_tensorflow(flat, feeds)
+        assert_equals_tensorflow(flat, feeds, simplify=False)
+
+
+def test_elements_of_two_shapes_are_not_chosen_between():
+    """They would be spread to the larger shape, without a word."""
+    import tensorflow as tf
+
+    def function(x, n):
+        array = tf.TensorArray(tf.float32, 1, infer_shape=False, element_shape=None)
+        return tf.cond(n > 0, lambda: array.write(0, x).flow, lambda: array.write(0, x[:1]).flow), array
+
+    def read(x, n):
+        flow, array = function(x, n)
+        return tf.TensorArray(tf.float32, flow=flow, infer_shape=False).read(0)
+
+    feeds = {"x": np.ones(2, np.float32), "n": np.int32(0)}
+    refused(read, spec([2]), spec([], "int32", "n"), feeds=feeds, match="which element a list has")
