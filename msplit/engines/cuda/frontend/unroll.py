@@ -24,7 +24,7 @@ from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import MAY_NOT_RUN, Unsupported
 from msplit.engines.cuda.ops.shape import hands_on
 from msplit.errors import EngineError
-from msplit.opset.traits import CALLS, CASE, CONDS, IF, LOOPS, SELECT
+from msplit.opset.traits import CALLS, CASE, CONDS, IF, LOOPS, SELECT, ops_with
 
 MOST_OPS = 100_000
 """Ops and turns that all loops of a model may become."""
@@ -41,14 +41,13 @@ _FIX = "use --engine tensorflow, or cut the model with --part inputs= and output
 Made = Generator[Op, None, list[Key]]
 
 _FALSE, _TRUE = (0, 0), (1, 1)
-_ORDERS = {"Less": (0, 1, 0), "LessEqual": (0, 1, 1), "Greater": (1, 0, 0), "GreaterEqual": (1, 0, 1)}
-"""Comparison -> slots of what has to be less and of what it is less than; 1 where they may be equal."""
-_CONDITIONS = SELECT | _ORDERS.keys() | {"LogicalAnd", "LogicalOr", "LogicalNot", "Cast"}
+_CONDITIONS = SELECT | ops_with("ordered") | ops_with("logic") | {"LogicalNot", "Cast"}
+"""Ops that conditions are made of."""
 
 _Found = TypeVar("_Found")
 
 
-class Facts(Protocol):
+class Ranges(Protocol):
     """What an inference knows of integers and truth values."""
 
     def range(self, key: Key) -> tuple[int, int] | None:
@@ -94,12 +93,14 @@ class Unroller(Values):
     """
 
     def __init__(
-        self, graph: OpGraph, bodies: Bodies | None, names: dict[Key, Key], values: dict[Key, Any], facts: Facts
+        self, graph: OpGraph, bodies: Bodies | None, names: dict[Key, Key], values: dict[Key, Any], facts: Ranges
     ) -> None:
         super().__init__(graph, MOST_OPS)
         self._facts = facts
         self._conditions: dict[int, Op] = {}
-        self._under: dict[Key, Key] = {}  # what the branch gives that is known to be taken -> the condition that says so
+        self._under: dict[
+            Key, Key
+        ] = {}  # what the branch gives that is known to be taken -> the condition that says so
         self.bounds: dict[str, tuple[int, str]] = {}
         self.masking = 0
         self._bodies, self.names, self._values = bodies, names, values
@@ -281,8 +282,9 @@ class Unroller(Values):
             each = self._count - loop.count
             ops = self._count + each * (loop.total - turn)
             if ops > self.most:
+                most, by = max(self.most, MOST_OPS), re.sub(TURN, "", loop.by)
                 raise (EngineError if ops > MOST_OPS else TooMany)(
-                    f"{name} takes up to {loop.total:,} turns of {each:,} ops, as {re.sub(TURN, '', loop.by)} bounds it: more than {max(self.most, MOST_OPS):,} ops when "
+                    f"{name} takes up to {loop.total:,} turns of {each:,} ops, as {by} bounds it: more than {most:,} ops when "
                     "it is unrolled",
                     where=f"node {op.name}",
                     fix="use --engine tensorflow, or lower the bound: shorter sequences (--shape), or a smaller maximum_iterations",
@@ -313,27 +315,30 @@ class Unroller(Values):
             if key in self._under:
                 waiting.append((self._under[key], self._facts.range(self._under[key]) != _FALSE))
             op = self._conditions.get(key[0])
-            if op is None:
-                continue
-            keys = [self._final(one) for one in op.inputs]
-            if op.op in ("LogicalAnd", "LogicalOr"):
-                contrary = _FALSE if wanted else _TRUE
-                open_ones = [(one, wanted) for one in keys if self._facts.range(one) != contrary]
-                waiting += open_ones if len(open_ones) == 1 or (op.op == "LogicalAnd") == wanted else []
-            elif op.op == "Cast" and op.attrs.get("SrcT") == "bool":
-                waiting.append((keys[0], wanted))
-            elif op.op == "LogicalNot":
-                waiting.append((keys[0], not wanted))
-            elif op.op in SELECT and self._facts.range(keys[2 if wanted else 1]) == (_FALSE if wanted else _TRUE):
-                waiting += [(keys[0], wanted), (keys[1 if wanted else 2], wanted)]
-            elif op.op in _ORDERS:
-                less, more, equal = _ORDERS[op.op]
-                if not wanted:
-                    less, more, equal = more, less, 1 - equal
-                low, high = self._facts.range(keys[less]), self._facts.range(keys[more])
-                if low is not None and high is not None:
-                    found.append((op.name, high[1] - low[0] + equal))
+            if op is not None and op.op not in ops_with("ordered"):
+                waiting += self._parts(op, wanted)
+            elif op is not None:
+                # That one number is less than another, or no more than it.
+                turned, equal = op.op.startswith("Greater") == wanted, op.op.endswith("Equal") == wanted
+                less, more = (self._facts.range(self._final(one)) for one in (op.inputs[::-1] if turned else op.inputs))
+                if less is not None and more is not None:
+                    found.append((op.name, more[1] - less[0] + equal))
         return found
+
+    def _parts(self, op: Op, wanted: bool) -> list[tuple[Key, bool]]:
+        """Values that have to be true, or false, where that of an op is what is wanted."""
+        keys, contrary = [self._final(one) for one in op.inputs], _FALSE if wanted else _TRUE
+        if op.op in ops_with("logic"):
+            possible = [(one, wanted) for one in keys if self._facts.range(one) != contrary]
+            return possible if len(possible) == 1 or (op.op == "LogicalAnd") == wanted else []
+        if op.op in SELECT:
+            no, yes = [(keys[0], False), (keys[2], wanted)], [(keys[0], True), (keys[1], wanted)]
+            return (
+                yes if self._facts.range(keys[2]) == contrary else no if self._facts.range(keys[1]) == contrary else []
+            )
+        if op.op == "Cast":
+            return [(keys[0], wanted)] if op.attrs.get("SrcT") == "bool" else []
+        return [(keys[0], not wanted)]
 
     def _results(self, op: Op, loop: _Masked, before: Sequence[Key], after: Sequence[Key]) -> Made:
         """What a loop gives, if it ends behind this turn: what the turn changes is chosen where it has not ended before."""
@@ -359,7 +364,9 @@ class Unroller(Values):
         predicate = self.graph.constants.get(op.inputs[0])
         if predicate is not None:
             results = yield from self._run(bodies[taken(op.op, predicate, len(bodies))], arguments, op, "")
-            self._under.update({key: op.inputs[0] for key in results if predicate.dtype == bool and key != op.inputs[0]})
+            self._under.update(
+                {key: op.inputs[0] for key in results if predicate.dtype == bool and key != op.inputs[0]}
+            )
             return results
         if op.op in CASE and self.graph.shape(op.inputs[0]) == () and self.dtype(op.inputs[0]) != "bool":
             return (yield from self._case(op, bodies, arguments))
@@ -414,7 +421,9 @@ class Unroller(Values):
     def _in_branch(self, condition: Key, branch: int, arguments: Sequence[Key]) -> Sequence[Key]:
         """The arguments of a branch. What the same condition has chosen, as it does in front of a gradient's cond, is known there."""
         known = self.graph.constant(np.asarray(bool(branch))) if condition in arguments else condition
-        return [known if key == condition else self._choices.get((condition, key), (key, key))[branch] for key in arguments]
+        return [
+            known if key == condition else self._choices.get((condition, key), (key, key))[branch] for key in arguments
+        ]
 
     def _choice(self, op: Op, condition: Key, one: Key, other: Key) -> Generator[Op, None, Key]:
         """The one value or the other. Both branches have run: neither changes anything but what it gives."""
@@ -448,7 +457,12 @@ class Unroller(Values):
             if piece.op in READS_A_VARIABLE or hands_on(piece.op, piece.attrs):
                 values.update({(piece.node, port): key for port, key in enumerate(inputs)})
                 continue
-            op = self.new(piece.op, like, {**piece.attrs, MAY_NOT_RUN: True} if self.masking or self._branches else piece.attrs, inputs)
+            op = self.new(
+                piece.op,
+                like,
+                {**piece.attrs, MAY_NOT_RUN: True} if self.masking or self._branches else piece.attrs,
+                inputs,
+            )
             op.name = f"{like.name}/{label}{piece.name}"
             numbers[piece.node] = op.node
             yield from self.pieces(op)
@@ -459,7 +473,9 @@ def _foresee(loop: _Masked, margins: Sequence[tuple[str, int]], turn: int) -> No
     """Reckons how many turns a loop has at most, if what its conditions compare comes as much closer in every turn as in the last one."""
     loop.total = 0
     if len(margins) == len(loop.margins):
-        closer = [(now, was - now, name) for (name, now), (_, was) in zip(margins, loop.margins, strict=True) if was > now]
+        closer = [
+            (now, was - now, name) for (name, now), (_, was) in zip(margins, loop.margins, strict=True) if was > now
+        ]
         ends = [(turn - -now // step, name) for now, step, name in closer]
         if ends:
             loop.total, loop.by = min(ends)

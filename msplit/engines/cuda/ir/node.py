@@ -15,7 +15,8 @@ class Unsupported(Exception):
 
 
 MAY_NOT_RUN = "_may_not_run"
-"""Attribute that the engine gives an op of a turn that a loop may not have, or of a branch that may not be taken: nothing reads its result then, and its inputs may be any."""
+"""Attribute that the engine gives an op of a turn that a loop may not have, or of a branch that may not be taken: then its inputs may be
+any values, and nothing takes its result."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Reading and writing rows at given indices, and sparse tensors, which are three dense ones.
 
 An index out of range, where rows are read: on the CPU an `IndexError`, as TensorFlow's CPU kernel refuses it; on CUDA zeros in place of
-the row, as TensorFlow's GPU kernel writes them, and on the CPU, too, in a turn that a loop may not have. It never crashes the CUDA context. On CUDA with Triton a gather is one kernel; without
-Triton it is several, because PyTorch's own gathers must not see a wrong index.
+the row, as TensorFlow's GPU kernel writes them, and on the CPU, too, in a turn or a branch that may not count. It never crashes the CUDA
+context. On CUDA with Triton a gather is one kernel; without Triton it is several, because PyTorch's own gathers must not see a wrong index.
 
 Where rows are written, it is passed over, as TensorFlow's GPU kernels do; its CPU kernels refuse it. Every kernel writes to a buffer
 with one row to spare for such indices, because PyTorch would crash the CUDA context over them.

@@ -88,7 +88,13 @@ def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | Non
     refused = {(problem.what, problem.where): problem for tracer in tracers for problem in tracer.refused}
     by_values = [op for op in graph.ops.values() if tracers[-1].stops_capture(op)]
     sized = tuple(name.removesuffix(HANDED) for name in handed if given[name].shape is None)
-    return DryRun(tuple(refused.values()), tuple(by_values), all(tracer.whole for tracer in tracers), sized, graph.facts.get(MASKED_LOOPS, {}))
+    return DryRun(
+        tuple(refused.values()),
+        tuple(by_values),
+        all(tracer.whole for tracer in tracers),
+        sized,
+        graph.facts.get(MASKED_LOOPS, {}),
+    )
 
 
 class DryRunTracer(Tracer):

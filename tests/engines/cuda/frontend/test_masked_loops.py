@@ -349,10 +349,10 @@ def test_elements_of_two_shapes_are_not_chosen_between():
 
     def function(x, n):
         array = tf.TensorArray(tf.float32, 1, infer_shape=False, element_shape=None)
-        return tf.cond(n > 0, lambda: array.write(0, x).flow, lambda: array.write(0, x[:1]).flow), array
+        return tf.cond(n > 0, lambda: array.write(0, x).flow, lambda: array.write(0, x[:1]).flow)
 
     def read(x, n):
-        flow, array = function(x, n)
+        flow = function(x, n)
         return tf.TensorArray(tf.float32, flow=flow, infer_shape=False).read(0)
 
     feeds = {"x": np.ones(2, np.float32), "n": np.int32(0)}
