@@ -64,6 +64,7 @@ class _Masked:
         first: That turn.
         count: Ops of all loops before it.
         margins: How far each comparison of the last condition was from being false: its name, and by how much.
+        by: The comparison that is false first.
         total: Turns that the loop has at most, as far as the last two conditions say.
     """
 
@@ -72,8 +73,8 @@ class _Masked:
     first: int
     count: int
     margins: Sequence[tuple[str, int]]
+    by: str
     total: int = 0
-    by: str = ""
 
 
 class Unroller(Values):
@@ -294,7 +295,8 @@ class Unroller(Values):
             yield is_set
             goes_on = self._final((is_set.node, 0))
         if loop is None:
-            return _Masked(list(carried), goes_on, turn, self._count, margins)
+            by, _ = min(margins, key=lambda margin: margin[1])
+            return _Masked(list(carried), goes_on, turn, self._count, margins, by)
         both = self.new("LogicalAnd", op, {}, [loop.active, goes_on])
         yield both
         loop.active, loop.margins = self._final((both.node, 0)), margins
