@@ -85,7 +85,10 @@ def strip_command(model: Path, choice: options.Choice, output: Path, force: bool
 
 @click.command()
 @options.model_argument
-@click.option("-o", "--output", type=options.PATH, required=True, help="The HTML file to write.")
+@click.option("-o", "--output", type=options.PATH, help="The HTML file to write.")
+@click.option(
+    "--model-explorer", "explorer", type=options.PATH, help="Write files for Google's Model Explorer into this folder."
+)
 @click.option(
     "--no-candidates", is_flag=True, help="Do not simulate other assignments, which takes long on huge graphs."
 )
@@ -102,7 +105,8 @@ def report_command(
     model: Path,
     choice: options.Choice,
     rules: options.Rules,
-    output: Path,
+    output: Path | None,
+    explorer: Path | None,
     no_candidates: bool,
     bench_paths: Sequence[Path],
     force: bool,
@@ -118,14 +122,19 @@ def report_command(
     from msplit.assignment.assignment import check_places
     from msplit.assignment.model import Given, price, resolve
     from msplit.cost.gpus import DEFAULT_GPU
+    from msplit.formats.atomic import reported
+    from msplit.report import trace
     from msplit.report.html import page as build
     from msplit.report.html import runs
     from msplit.report.html.page import render
 
+    if output is None and explorer is None:
+        raise click.UsageError("-o/--output is missing: the HTML file to write. Or give --model-explorer, a folder.")
     given = work.arguments()
     loaded = None if rules.ruleset is None else rule_sets.load(rules.ruleset, streams=rules.streams)
     flat = choice.load(model, record=work.record)
-    check_places(flat, [output], force=force)
+    explored = [explorer / name for name in trace.EXPLORER_FILES] if explorer and explorer.is_dir() else [explorer]
+    check_places(flat, [place for place in (output, *explored) if place is not None], force=force)
     defaults = resolve(flat, Given(loaded, rules.streams, **given))
     settled = defaults.workload
     sizes, costs = price(flat, settled)
@@ -141,16 +150,24 @@ def report_command(
         costs,
         ruleset=rules.ruleset,
         streams=rules.streams,
-        candidates=not no_candidates,
+        candidates=not no_candidates and output is not None,
         shapes=sizes,
         options=" ".join(options.command_line("assign", model, further)[1:]),
         defaults=defaults,
     )
-    with progress.phase("drawing"):
-        text = render(replace(page, measured=measured)).encode()
-    formats.write_bytes_atomic(output, text, force=force)
+    if output is not None:
+        with progress.phase("drawing"):
+            text = render(replace(page, measured=measured)).encode()
+        formats.write_bytes_atomic(output, text, force=force)
+    if explorer is not None:
+        with reported(explorer):
+            explorer.mkdir(exist_ok=True)
+        for name, content in trace.model_explorer(page).items():
+            formats.write_bytes_atomic(explorer / name, content, force=force)
     found = page.prediction
-    options.note(f"{output}: {len(flat):,} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs")
+    options.note(
+        f"{output or explorer}: {len(flat):,} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs"
+    )
 
 
 @click.command()
