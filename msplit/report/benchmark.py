@@ -42,6 +42,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         bench_sections.bounds_table(found.limits, result.variants) if found.limits is not None else None,
         bench_sections.tuning_table(found.tuned) if found.tuned is not None else None,
         *bench_sections.placement_tables(found.placements),
+        bench_sections.pauses(found.traced),
     ]
     skipped = [f"{variant.label}: skipped: {variant.skipped}" for variant in result.variants if variant.skipped]
     return Document(
@@ -256,5 +257,6 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         **({"placement": bench_sections.placement_payload(found.placements)} if found.placements else {}),
         **({} if found.tuned is None else {"tuned": bench_sections.tuning_payload(found.tuned)}),
         **({} if found.mixed is None else {"mixed_precision": bench_sections.mixed_payload(flat, found.mixed)}),
+        **({"pauses": bench_sections.pauses_payload(found.traced)} if found.traced else {}),
         **({"written": written} if written or found.tuned is not None else {}),
     }

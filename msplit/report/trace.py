@@ -176,19 +176,17 @@ def from_bench(flat: FlatGraph, found: Bench) -> dict[str, Any]:
 
 def _measured_run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: dict[str, int]) -> TracedRun:
     slices = []
-    for span in traced.timeline.spans:
+    for position, span in enumerate(traced.timeline.spans):
         nodes = [node for node in span.nodes if node < len(flat)]
         if not span.nodes and span.name in known:
             nodes = [known[span.name]]
         args: dict[str, Any] = {"ran": ", ".join(span.ran)}
-        stream = span.stream
         if nodes and costs is not None:
             args |= node_args(flat, costs, nodes[0], traced.assignment)
-        if span.nodes and nodes:
-            stream = int(traced.ids[nodes[0]])  # the plan numbers streams without gaps
         if len(nodes) > 1:
             args["nodes"] = ", ".join(flat.graph.names[node] for node in nodes)
-        slices.append(Slice(span.name, stream, span.start_us, span.end_us - span.start_us, args, span.row))
+        stream, time_us = traced.stream_of(position), span.end_us - span.start_us
+        slices.append(Slice(span.name, stream, span.start_us, time_us, args, span.row))
     return TracedRun(f"msplit bench: {traced.label}", slices, traced.timeline.waits, {"clock": traced.timeline.clock})
 
 

@@ -49,7 +49,7 @@ PLAIN = frozenset(
         "level", "level_width", "line", "lookups", "low", "max_antichain", "max_burst", "max_error", "max_gain", "max_rounds",
         "measured", "memory_ratio", "merged_waits", "min_rounds", "minimal", "mismatches", "most", "distance", "needed", "new",
         "node_count", "nodes",
-        "occupancy", "old", "omitted", "once_per_stream", "ops", "ops_in_half", "original", "outliers", "predicted_gain",
+        "occupancy", "of_stream", "old", "omitted", "once_per_stream", "ops", "ops_in_half", "original", "outliers", "predicted_gain",
         "predicted_gain_over_one",
         "processes",
         "ratio", "records", "registers", "relative", "removed",

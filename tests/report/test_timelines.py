@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.engines.base import Span, Timeline
+from msplit.benchmark.results import Traced
+from msplit.engines.base import Pause, Span, Timeline
 from msplit.errors import EngineError
-from msplit.report import trace
+from msplit.report import bench_sections, trace
 from msplit.report.trace import Slice, TracedRun
 from msplit.verify.results import Settings
 from tests.cli.runner import SAMPLES
@@ -71,9 +72,7 @@ def test_a_stream_keeps_the_id_that_the_user_gave_it():
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
     span = Span("k", (3,), 0, 0.0, 1.0)
     ids = np.full(len(flat), 7, np.int32)
-    bench = SimpleNamespace(
-        costs=None, traced=[SimpleNamespace(label="v", timeline=Timeline((span,), (), "c"), ids=ids, assignment=None)]
-    )
+    bench = SimpleNamespace(costs=None, traced=[Traced("v", Timeline((span,), (), "c"), ids, None)])
     found = trace.from_bench(flat, bench)  # type: ignore[arg-type]
     assert "stream 7" in [e["args"].get("name") for e in found["traceEvents"] if e["ph"] == "M"]
 
@@ -130,3 +129,28 @@ def test_nodes_of_one_stream_that_ran_at_a_time_get_tracks_of_their_own():
         ("b", 1, 1, 0.5, 0.9),
         ("c", 1, 0, 1.0, 1.2),
     ]
+
+
+def test_waits_and_gaps_of_a_step_are_named_and_add_up():
+    """A wait lasts until the last kernel that is waited for is over, but never into the kernel that waits."""
+    spans = [
+        Span("a", (0,), 0, 0.0, 10.0),
+        Span("b", (1,), 1, 11.0, 15.0),
+        Span("c", (2,), 0, 20.0, 21.0),
+        Span("early", (3,), 1, 20.5, 22.0),
+        Span("beside", (4,), 1, 21.0, 21.5, row=1),
+    ]
+    timeline = Timeline(tuple(spans), ((0, 1), (1, 2), (2, 3)), "a clock")
+    assert timeline.pauses() == [
+        Pause(1, 0, 0.0, 10.0),
+        Pause(3, 2, 15.0, 5.5),
+        Pause(2, 1, 10.0, 5.0),
+        Pause(2, None, 15.0, 5.0),
+        Pause(1, None, 10.0, 1.0),
+    ]
+    traced = Traced("2 streams", timeline, np.array([0, 7, 0, 7, 7], np.int32), None)
+    table = bench_sections.pauses([traced])
+    assert table is not None
+    assert table.rows[0] == ("2 streams", "7", "0 µs", "10.0 µs", "b", "a", "0")
+    assert table.rows[3] == ("2 streams", "0", "15.0 µs", "5.0 µs", "c", "nothing", "-")
+    assert bench_sections.pauses([Traced("one", Timeline((spans[0],), (), ""), traced.ids, None)]) is None
