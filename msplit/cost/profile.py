@@ -347,7 +347,7 @@ def check(profile: Profile, flat: FlatGraph) -> None:
     raise MsplitError(
         f"the profile was measured on another graph: {what}",
         where=profile.source or None,
-        fix=f"measure this one: msplit profile {flat.model.path} -o profile.json --force; or leave --costs profile= out",
+        fix=f"measure this one: msplit profile {flat.model.source} -o profile.json --force; or leave --costs profile= out",
     )
 
 

@@ -46,7 +46,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
     ]
     skipped = [f"{variant.label}: skipped: {variant.skipped}" for variant in result.variants if variant.skipped]
     return Document(
-        title=heading(flat.model.path, flat.model.format),
+        title=heading(flat.model.source, flat.model.format),
         facts=facts,
         tables=[table for table in tables if table is not None],
         warnings=[*_grouped(result.warnings, [variant.label for variant in result.variants]), *skipped],
@@ -245,7 +245,7 @@ def _lookups(found: Sequence[Hits]) -> Table:
 def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[str, Any]:
     """The measurement for JSON: every raw time, versions, machine, command."""
     return {
-        "model": flat.model.path,
+        "model": flat.model.source,
         **picked(found, "engine why batch"),
         "inputs": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in found.inputs.items()},
         **picked(found, "notes result preparation_s=preparation.seconds"),

@@ -47,7 +47,7 @@ def bisect_document(flat: FlatGraph, found: Bisected) -> Document:
             rows = [(one.name, one.dtype, dimensions(one.shape), _agrees(one)) for one in suspect.inputs]
             tables.append(Table("What it reads", ("value", "type", "shape", "against TensorFlow"), rows))
     return Document(
-        title=heading(flat.model.path, flat.model.format), facts=facts, tables=tables, notes=[_conclusion(found)]
+        title=heading(flat.model.source, flat.model.format), facts=facts, tables=tables, notes=[_conclusion(found)]
     )
 
 
@@ -132,7 +132,7 @@ def profile_document(flat: FlatGraph, found: Profile, static: Costs, *, notes: S
     title = f"Kinds of steps by time{f', the first {len(rows)} of {len(found.kernels)}' if more > 0 else ''}"
     columns = ("op", "inputs", ">steps", ">alone", ">static", ">fills", ">blocks", ">of all")
     return Document(
-        title=heading(flat.model.path, flat.model.format),
+        title=heading(flat.model.source, flat.model.format),
         facts=facts,
         tables=[Table(title, columns, rows), *([document.roofline(reached, _FEW, "--format json")] if reached else [])],
         notes=notes,
@@ -155,7 +155,7 @@ def estimated(found: Profile, flat: FlatGraph, static: Costs) -> np.ndarray[tupl
 def profile_payload(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Profile's summary for JSON; the profile itself is in its file."""
     return {
-        "model": flat.model.path,
+        "model": flat.model.source,
         **picked(found, "device precision layout inputs constants"),
         "steps": len(found.steps),
         **picked(found, "measured one_us unmeasured kernels"),

@@ -105,11 +105,9 @@ _FORMATS = {"graphdef": "GraphDef", "metagraph": "MetaGraphDef", "savedmodel": "
 
 
 def heading(path: str | Path, form: str) -> str:
-    """First line of a report on a model: "model.pb (GraphDef)". One that was exported to be read is named by the file that was given."""
-    from msplit.formats.reader import source_of  # after a model was read: help needs no formats
-
+    """First line of a report on a model: "model.pb (GraphDef)"."""
     kind, _, text = form.partition("-")
-    return f"{source_of(Path(path))} ({_FORMATS.get(kind, kind)}{', text' if text else ''})"
+    return f"{path} ({_FORMATS.get(kind, kind)}{', text' if text else ''})"
 
 
 def gain(ratio: Ratio | None) -> str:

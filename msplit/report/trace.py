@@ -315,7 +315,7 @@ def model_explorer(page: Page) -> dict[str, bytes]:
     }
     runs = np.flatnonzero(times > 0).tolist()
     nbytes = np.nan_to_num(page.costs.bytes, nan=0.0, posinf=0.0, neginf=0.0)
-    graph_id = visible(str(page.flat.model.path))
+    graph_id = visible(str(page.flat.model.source))
     graph = {"id": graph_id, "nodes": _explorer_nodes(page, found), **_about_graph(page)}
     hidden = {"hideInAggregatedStatsTable": True, "hideInChildrenStatsTable": True}  # there is no sum of streams
     data = {

@@ -125,7 +125,7 @@ def render(page: Page) -> str:
         data["roofline"] = [{**vars(one), "op": visible(one.op)} for one in page.reached[:_MOST_POINTS]]
     return document.embedded(
         document.MEASURED if page.reached else document.REPORT,
-        str(page.flat.model.path),
+        str(page.flat.model.source),
         parts,
         {**data, "about": about, "command": visible(page.command), "runs": [run.columns() for run in page.runs]},
     )
@@ -142,7 +142,7 @@ def _summary(page: Page) -> str:
         (micros(limits.serial_us / limits.max_gain), "no schedule of these kernels is faster"),
     ]
     about = [
-        ("model", str(flat.model.path)),
+        ("model", str(flat.model.source)),
         ("format", str(flat.model.format)),
         ("stream ids", page.origin),
         ("nodes", f"{count(len(flat))}, {count(kernels)} of them launch a kernel, {host} run on the host"),
@@ -376,7 +376,7 @@ def page(
 
 def _command(flat: FlatGraph, options: str, further: Mapping[str, object]) -> str:
     words = [str(word) for pair in further.items() for word in pair]
-    return f"msplit assign {shlex.quote(str(flat.model.path))} {shlex.join(words)}{options and f' {options}'} -o OUT"
+    return f"msplit assign {shlex.quote(str(flat.model.source))} {shlex.join(words)}{options and f' {options}'} -o OUT"
 
 
 def _candidate_runs(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | None, options: str) -> dict[str, Any]:
