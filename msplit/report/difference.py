@@ -246,7 +246,8 @@ def page(found: Document, made: ModelDifference) -> str:
     rows: list[tuple[str, str, Sequence[str], Sequence[str]]] = []
     for kind, nodes in (("changed", made.changed), ("removed", made.removed), ("added", made.added)):
         for node in nodes:
-            sides = [node.was, node.op, micros(node.old_us)], [_where(node), node.op, micros(node.new_us)]
+            before = next((str(aspect.old) for aspect in node.aspects if aspect.what == "op"), node.op)
+            sides = [node.was, before, micros(node.old_us)], [_where(node), node.op, micros(node.new_us)]
             for what, *both in _rows(node):
                 for side, value in zip(sides, both, strict=True):
                     side.append(f"{what}: {value}")
