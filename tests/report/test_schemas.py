@@ -97,8 +97,16 @@ def numbers(schema: dict[str, Any], key: str = "") -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_schema_is_one_and_its_amounts_have_units(name: str) -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+def test_a_schema_is_one_has_a_version_and_its_amounts_have_units(name: str) -> None:
+    schema = SCHEMAS[name]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$id"] == f"urn:msplit:schema:{name}:1"
+    for head in schema.get("oneOf", schema.get("anyOf", [schema])):
+        head = schema["$defs"][head["$ref"].removeprefix("#/$defs/")] if "$ref" in head else head
+        assert "schema_version" in head["required"]
+        assert head["properties"]["schema_version"] == {"const": 1}
+    # Of the next version nothing is said.
+    assert not jsonschema.Draft202012Validator(schema).is_valid({"schema_version": 2})
     for key, about in numbers(SCHEMAS[name]):
         unit = key.rpartition("_")[2]
         if about.startswith(("µs", "Stream -> µs")):
