@@ -300,9 +300,10 @@ def roofline(profile: Profile, flat: FlatGraph, costs: Costs) -> tuple[Reached, 
         nodes = [index[name] for name in step.nodes]
         kernel, moved = profile.kernels[step.kernel], float(costs.bytes[nodes].sum())
         nbytes = min(kernel.bytes, moved) if moved > 0 else kernel.bytes
-        if kernel.time_us <= 0 or nbytes <= 0 or not costs.known[nodes].all():
-            continue
         flops = float(costs.flops[nodes].sum())
+        # No kernel takes less than a ns or moves less than a byte: what a file says must not make an infinite rate.
+        if kernel.time_us < 1e-3 or nbytes < 1 or not np.isfinite(flops) or not costs.known[nodes].all():
+            continue
         peak = _peak(
             profile, kernel, sheet, product=any(flat.graph.ops[node] in ops_with("tensor cores") for node in nodes)
         )

@@ -287,7 +287,7 @@ def model_explorer(page: Page) -> dict[str, bytes]:
     Its package describes the format: `model_explorer.graph_builder` the graph, `model_explorer.node_data_builder` what is known of nodes.
     Bodies of loops and conds stay one node, as in the flat graph. The waits between streams are an overlay.
     """
-    flat, names = page.flat, page.flat.graph.names
+    flat, names = page.flat, _explorer_ids(page.flat.graph.names)
     ids, times = page.prediction.ids.tolist(), page.prediction.kernel_us
     colours = _stream_colours()
     found: dict[str, list[tuple[str, str, str]]] = {}
@@ -304,7 +304,7 @@ def model_explorer(page: Page) -> dict[str, bytes]:
         if ids[node] >= 0
     }
     worst = {
-        name: {
+        names[flat.graph.index[name]]: {
             "value": " ".join(sorted({code for code, _, _ in told})),
             "bgColor": next(
                 (colour for kind, colour in _SEVERITIES.items() if kind in {kind for _, kind, _ in told}), ""
@@ -329,6 +329,26 @@ def model_explorer(page: Page) -> dict[str, bytes]:
     return {name: to_bytes(content) for name, content in whole.items()}
 
 
+_PROPERTIES = frozenset(
+    [
+        "__proto__",
+        "constructor",
+        "hasOwnProperty",
+        "isPrototypeOf",
+        "propertyIsEnumerable",
+        "toLocaleString",
+        "toString",
+        "valueOf",
+    ]
+)
+"""What every object of JavaScript has: Model Explorer, which looks ids up in objects, shows no graph with such an id."""
+
+
+def _explorer_ids(names: Sequence[str]) -> list[str]:
+    """Ids of nodes: their names, as far as Model Explorer can take them. No name has a colon."""
+    return [f"{name}:0" if name in _PROPERTIES else name for name in names]
+
+
 def _growing(name: str, values: Mapping[str, float]) -> dict[str, Any]:
     return {
         "name": visible(name),
@@ -350,16 +370,20 @@ def _stream_colours() -> dict[int, str]:
 def _explorer_nodes(page: Page, found: Mapping[str, Sequence[tuple[str, str, str]]]) -> list[dict[str, Any]]:
     """Nodes with their edges, types and shapes, and what the side panel shows of them."""
     flat, shapes = page.flat, page.shapes
-    graph, ids, times = flat.graph, page.prediction.ids.tolist(), page.prediction.kernel_us.tolist()
+    graph, known, ids, times = (
+        flat.graph,
+        _explorer_ids(flat.graph.names),
+        page.prediction.ids.tolist(),
+        page.prediction.kernel_us.tolist(),
+    )
     starts, src, port = graph.in_start.tolist(), graph.edges.src.tolist(), graph.edges.port.tolist()
     nodes = []
     for node, name in enumerate(graph.names):
         attrs = {"name": name, "stream": ids[node] if ids[node] >= 0 else "none", "time_us": round(times[node], 3)}
         attrs |= node_args(flat, page.costs, node, page.assignment) | ({"runs on": "host"} if flat.host[node] else {})
-        attrs |= {f"{code} ({kind})": told for code, kind, told in found.get(name, ())}
         edges = [
             {
-                "sourceNodeId": graph.names[src[edge]],
+                "sourceNodeId": known[src[edge]],
                 "sourceNodeOutputId": "control" if port[edge] == CONTROL else str(port[edge]),
                 "targetNodeInputId": str(edge - starts[node]),
             }
@@ -371,8 +395,10 @@ def _explorer_nodes(page: Page, found: Mapping[str, Sequence[tuple[str, str, str
                 f"{shapes.dtype(node, at)} {dimensions(one)}".strip() for at, one in enumerate(shapes.outputs[node])
             ]
             outputs = [{"id": str(at), "attrs": _pairs({"tensor_shape": kind})} for at, kind in enumerate(kinds)]
-        scope, label = visible(name.rpartition("/")[0]), visible(graph.ops[node])
-        one = {"id": name, "label": label, "namespace": scope, "attrs": _pairs(attrs)}
+        told = [pair for code, kind, what in found.get(name, ()) for pair in _pairs({f"{code} ({kind})": what})]
+        scope = "/".join(filter(None, visible(name).split("/")[:-1]))
+        label = visible(graph.ops[node])
+        one = {"id": known[node], "label": label, "namespace": scope, "attrs": _pairs(attrs) + told}
         nodes.append({**one, "incomingEdges": edges, "outputsMetadata": outputs})
     return nodes
 
@@ -383,7 +409,7 @@ def _pairs(attrs: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _about_graph(page: Page) -> dict[str, Any]:
     """What is shown while no node is selected, and the waits as edges beside those of the graph."""
-    prediction, names = page.prediction, page.flat.graph.names
+    prediction, names = page.prediction, _explorer_ids(page.flat.graph.names)
     about = {
         "predicted step": micros(prediction.makespan_us),
         "gain over one stream": ratio(prediction.gain),

@@ -384,6 +384,8 @@ def test_a_roofline_of_measured_kernels():
     }
     assert peaks == {"ieee": wide.peak_flops_per_s, "bf16": sheet.flops_per_us("bfloat16", product=True) * 1e6}
     assert roofline(made_of, flat, apply(made_of, flat, static)) == (wide, product, tiny)
+    odd = [kernel(5e-324, moved=2e7), kernel(500.0, moved=5e-324), kernel(9.0), kernel(3.0, moved=6e3)]
+    assert [one.kernel for one in roofline(made(steps, odd), flat, static)] == [3]
     static.known[index["t"]] = False
     assert [one.kernel for one in roofline(made_of, flat, static)] == [0, 3]
     assert roofline(replace(made_of, device=ProfiledDevice("CPU")), flat, static) == ()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.core.graph import Assignment
+from msplit.opset import schema
 from msplit.report import trace
 from msplit.report.trace import Slice, TracedRun
 from msplit.schedule.judge import predict
@@ -179,3 +180,21 @@ def test_places_for_model_explorer_that_are_refused(tmp_path: Path) -> None:
     assert "is there already" in msplit("report", model, "--model-explorer", taken).err
     assert "can not be written" in msplit("report", model, "--model-explorer", taken, "--force").err
     assert "make the folder first" in msplit("report", model, "--model-explorer", tmp_path / "no" / "folder").err
+
+
+def test_model_explorer_is_given_no_id_that_javascript_takes_for_another(tmp_path: Path):
+    """With the id `constructor`, or a scope without a name, Model Explorer draws nothing."""
+    message = schema.graph_pb2.GraphDef()
+    message.node.add(name="x", op="Placeholder").attr["dtype"].type = 1
+    for name, source in (("constructor", "x"), ("a//toString", "constructor"), ("toString", "a//toString")):
+        node = message.node.add(name=name, op="Relu", input=[source])
+        node.attr["T"].type, node.attr["_stream_id"].i = 1, 1
+    (tmp_path / "m.pb").write_bytes(message.SerializeToString())
+    assert msplit("report", tmp_path / "m.pb", "--model-explorer", tmp_path / "out").code == 0
+    (graph,) = json.loads((tmp_path / "out" / "graph.json").read_text())["graphs"]
+    nodes = {node["id"]: node for node in graph["nodes"]}
+    assert set(nodes) == {"x", "constructor:0", "a//toString", "toString:0"}
+    assert nodes["a//toString"]["namespace"] == "a"
+    assert [edge["sourceNodeId"] for edge in nodes["a//toString"]["incomingEdges"]] == ["constructor:0"]
+    times = json.loads((tmp_path / "out" / "time.json").read_text())[graph["id"]]["results"]
+    assert {"constructor:0", "toString:0"} < set(times) < set(nodes)
