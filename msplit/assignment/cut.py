@@ -117,7 +117,7 @@ def _part(flat: FlatGraph, inputs: Sequence[str] | None, outputs: Sequence[str] 
     graph, index = flat.graph, flat.graph.index
     fetched, fed = _named(flat, "outputs", outputs), _named(flat, "inputs", inputs)
     if not fetched:
-        raise MsplitError("the model has no output", where=str(flat.model.path), fix=f"give {spelled('outputs')}")
+        raise MsplitError("the model has no output", where=str(flat.model.source), fix=f"give {spelled('outputs')}")
     wanted = [(index[end.node], end.port) for end in fetched]
     given = {(index[end.node], end.port) for end in fed if graph.ops[index[end.node]] not in PLACEHOLDERS}
     edges, replaced = _edges(flat, given, wanted)
@@ -164,13 +164,13 @@ def _needed(flat: FlatGraph, edges: Edges, wanted: list[int], fed: set[int]) -> 
     if missing := [graph.names[node] for node in np.flatnonzero(needed & ends).tolist()]:
         what = f"the outputs need {', '.join(map(repr, missing[:5]))}, which {spelled('inputs')} does not name"
         fix = f"name it with {spelled('inputs')}, too, or tensors between it and the outputs"
-        raise MsplitError(what, where=str(flat.model.path), fix=fix)
+        raise MsplitError(what, where=str(flat.model.source), fix=fix)
     return needed | (whole & graph.with_ops(_JOINTS) & ~np.isin(np.arange(len(graph)), data.dst))
 
 
 def _named(flat: FlatGraph, option: str, names: Sequence[str] | None) -> list[Endpoint]:
     """The ends of some names, each once; a name that a single node has at its end, behind a slash, is short for that node's."""
-    graph, where = flat.graph, str(flat.model.path)
+    graph, where = flat.graph, str(flat.model.source)
     ends = (
         (flat.inputs, flat.outputs) if option == "outputs" else (flat.outputs, flat.inputs)
     )  # the last one's names count
@@ -202,7 +202,7 @@ def _full_name(flat: FlatGraph, option: str, name: str) -> str:
     longer = [one for one in flat.graph.names if one.endswith(f"/{node}")]
     if len(longer) > 1:
         what = f"{spelled(option)} names {name!r}, which is short for several nodes: {', '.join(longer[:5])}"
-        raise LoadError(what, where=str(flat.model.path), fix="give more of the name")
+        raise LoadError(what, where=str(flat.model.source), fix="give more of the name")
     return longer[0] + name[len(node) :] if longer else name
 
 
@@ -212,13 +212,13 @@ def _described(flat: FlatGraph, found: Shapes, end: Endpoint) -> Endpoint:
     dtype = (found.dtype(node, end.port) or flat.dtype(node, end.port)).removesuffix("_ref")
     if not dtype:
         what, fix = f"the type of {end.name!r} is not known: it comes of a custom op", "name a tensor beside it"
-        raise MsplitError(what, where=str(flat.model.path), fix=fix)
+        raise MsplitError(what, where=str(flat.model.source), fix=fix)
     return replace(end, dtype=dtype, shape=found.shape(node, end.port))
 
 
 def _refuse(flat: FlatGraph, part: _Part) -> None:
     """Refuses a part with a variable whose value is not in the checkpoint."""
-    graph, where = flat.graph, str(flat.model.path)
+    graph, where = flat.graph, str(flat.model.source)
     inside = graph.with_ops(_CUSTOM_HANDLES) | (graph.with_ops(VARIABLES) & (flat.origin_function >= 0))
     if flat.model.meta is not None and (lost := np.flatnonzero(inside & part.needed).tolist()):
         what = f"{graph.names[lost[0]]!r} ({graph.ops[lost[0]]}) is a variable of a custom op or of a function"
@@ -287,7 +287,7 @@ def _add(made: Any, flat: FlatGraph, number: int, origin: Any, taken: Collection
         attrs, dict
     ):  # as what inlining adds has
         what = f"{graph.names[number]!r} ({graph.ops[number]}) is part of a gradient that TensorFlow makes when it runs"
-        raise MsplitError(what, where=str(flat.model.path), fix="name tensors in front of it")
+        raise MsplitError(what, where=str(flat.model.source), fix="name tensors in front of it")
     node = add_copy(made.node, origin)
     node.device = graph.devices[number]
     del node.input[:]

@@ -269,7 +269,7 @@ def _like(model: Model, path: Path) -> Model:
     other = formats.read(path, **vars(model.choice), record=False)
     if formats.structure_hash(other) != formats.structure_hash(model):
         raise LoadError(
-            f"is not the same graph as {model.path}: more than its constants differ",
+            f"is not the same graph as {model.source}: more than its constants differ",
             where=str(path),
             fix="export both by the same code; other models are joined by the code that builds them",
         )
@@ -298,7 +298,7 @@ def _of_model(model: Model, names: Sequence[str], path: Path | None) -> Mapping[
     values = formats.variables(model, names, checkpoint=path)
     wrong = [said for name in names if (said := formats.differs(model, name, values[name]))]
     if wrong:
-        raise LoadError(f"is of another model than {model.path}", where=str(path), details=wrong[:8])
+        raise LoadError(f"is of another model than {model.source}", where=str(path), details=wrong[:8])
     return values
 
 

@@ -28,6 +28,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit._version import __version__
 from msplit.core.arguments import Precision
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats.atomic import check_target, write_folder_atomic, write_pieces
@@ -246,6 +247,11 @@ def _hash(path: Path, kept: list[NDArray[np.uint8]] | None = None) -> tuple[int,
 
 
 def _manifest(value: JsonValue) -> Manifest:
+    top = value.mapping()
+    made_with, said = top.get("made_for"), top.get("schema_version")
+    if top.get("kind") == "build" and isinstance(said, int) and said < VERSION and isinstance(made_with, Mapping):
+        by = f"msplit {str(made_with.get('msplit', 'of another version'))[:40]}"
+        raise value.wrong(f"was made by {by}, and msplit {__version__} can not open it")
     found = value.of_version("build", VERSION).to(Manifest, optional=("method",))
     names, rungs = found.files, found.rungs
     wanted = {WEIGHTS, *(name for bucket in rungs for name in (bucket.program, bucket.reference))}

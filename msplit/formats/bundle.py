@@ -357,7 +357,7 @@ def variables(
         elif nodes is not None:
             raise LoadError(
                 f"the checkpoint has no value for variable {name!r}",
-                where=str(model.path),
+                where=str(model.source),
                 fix="export the model again with all its variables tracked",
             )
     return values
@@ -417,7 +417,7 @@ def _prefix(model: Model, checkpoint: str | Path | None) -> Path:
         return beside
     raise LoadError(
         "holds a graph without the values of its variables",
-        where=str(model.path),
+        where=str(model.source),
         fix=f"put the checkpoint beside it ({beside.name}.index and its data files), freeze it, or give a SavedModel",
     )
 

@@ -144,7 +144,7 @@ def document(
     if coverage is not None:
         tables.append(_coverage(coverage))
     return Document(
-        title=heading(found.flat.model.path, found.flat.model.format),
+        title=heading(found.flat.model.source, found.flat.model.format),
         facts=_facts(found) if everything or summary else (),
         tables=tables,
         notes=[*_notes(found, coverage, loose), *(one.words for one in (split, *once) if one is not None)],
@@ -357,7 +357,7 @@ def payload(
     flat, model, costs, names = found.flat, found.flat.model, found.costs, found.flat.graph.names
     result: dict[str, Any] = {
         "model": {
-            **picked(model, "path format tags signature signatures versions"),
+            **picked(model, "path=source format tags signature signatures versions"),
             "inputs": [picked(endpoint, ENDPOINT) for endpoint in model.inputs],
             "outputs": [picked(endpoint, ENDPOINT) for endpoint in model.outputs],
             "outputs_guessed": model.left_out is not None,

@@ -197,7 +197,7 @@ def make(
         said = (*said, f"TensorFlow runs the host's part, and must be installed where a build is opened: {listed_ops}")
     manifest = Manifest(
         made_for=builds.made_for,
-        model=str(flat.model.path),
+        model=str(flat.model.source),
         digest=formats.graph_hash(flat.model) if flat.model.graph_def is not None else "",
         label=label,
         why=why,
@@ -241,7 +241,7 @@ def _refuse_to_train(flat: FlatGraph) -> None:
         more = f" and {len(found) - 1} more" if found[1:] else ""
         raise EngineError(
             f"a step of the model changes variables (in {found[0]}{more}): it can be trained, but not be built or shared by requests",
-            where=str(flat.model.path),
+            where=str(flat.model.source),
             fix="name the tensors that requests want with --part outputs=; `msplit train` and msplit.Trainer train it",
         )
 
