@@ -1,11 +1,15 @@
-"""Lookup tables that do not fit on the GPU: which leave it, what is counted of them, and their rows as int8 with a scale.
+"""Lookup tables that do not fit on the GPU: which leave it, what is counted of them, and their rows as int8 with a scale, or as bf16.
 
-A row is numbers from -127 to 127 times one float32 number, its scale: the largest magnitude of the row by 127, cut to 17 bits of mantissa.
+A row of int8 is numbers from -127 to 127 times one float32 number, its scale: the largest magnitude of the row by 127, cut to 17 bits of
+mantissa.
 So each product is exact in float32, whoever computes it, and rows that were rounded once are not changed by another time. A model whose
 rows were rounded so is a model like any other: what it gives is held against TensorFlow on the same rows, to the same tolerances, and what
 the rounding itself does is told apart.
 
-In memory a row is words of 4 bytes: its numbers, zeros up to a multiple of 16 bytes, and last the scale.
+A number of bf16 is the nearest one of float32 whose lower 16 bits are zero; of two that are as near, the even one. NaN and
+infinities stay.
+
+In memory a row is words of 4 bytes: its numbers, zeros up to a multiple of 16 bytes, and of int8 last the scale.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,7 +47,9 @@ def no_lookups() -> tuple[int, ...]:
     return (0,) * len(LOOKUPS)
 
 
-INT8 = "int8"
+INT8, BF16 = "int8", "bf16"
+ROWS = {INT8: "int8 with a scale", BF16: "bf16"}
+"""Ways to keep rows of float32, in words."""
 _MOST = 127
 _KEPT = np.int32(-1 << 7)
 """Mask of the bits of a scale that stay."""
@@ -59,10 +66,10 @@ Array = NDArray[Any]
 
 
 class TableOptions(NamedTuple):
-    """Bytes of the GPU for lookup tables, and True if rows of those that leave it are int8 with a scale."""
+    """Bytes of the GPU for lookup tables, and how rows of float32 of those that leave it are kept: one of `ROWS`, or "" as they are."""
 
     bytes: int
-    int8: bool = False
+    rows: str = ""
 
     @classmethod
     def read(cls, given: object) -> TableOptions:
@@ -72,15 +79,15 @@ class TableOptions(NamedTuple):
             MsplitError: It is neither, or that can not be.
         """
         memory, comma, rows = given.partition(",") if isinstance(given, str) else (given, "", "")
-        fix = "give GB, more than 0, and for rows of int8 with a scale rows=int8 behind it: 4,rows=int8"
-        if comma and rows != f"rows={INT8}":
+        fix = "give GB, more than 0, and for smaller rows rows=bf16 or rows=int8 behind it: 4,rows=int8"
+        if comma and rows.removeprefix("rows=") not in (ROWS if rows.startswith("rows=") else ()):
             raise MsplitError(f"the rows of tables (--table-memory) are {rows!r}", fix=fix)
         try:
             size = number("", float(memory) if isinstance(memory, str) else memory, above=True)
         except (ValueError, OverflowError, MsplitError):
             said = f"the memory for tables (--table-memory; in Python table_memory) is {given!r:.40}"
             raise MsplitError(said, fix=fix) from None
-        return cls(int(min(size * 1e9, sys.maxsize)), bool(rows))
+        return cls(int(min(size * 1e9, sys.maxsize)), rows.removeprefix("rows="))
 
 
 def divided(
@@ -100,9 +107,9 @@ def divided(
     return sorted(hosted), left
 
 
-def words_of(width: int) -> int:
-    """Words that a row of so many elements takes."""
-    return -(-(width + 4) // _ALIGNED) * _ALIGNED // 4
+def words_of(width: int, kind: str = INT8) -> int:
+    """Words that a row of so many elements takes, kept as one of `ROWS`."""
+    return -(-(width + 4 if kind == INT8 else 2 * width) // _ALIGNED) * _ALIGNED // 4
 
 
 def _over(array: Array, run: Callable[[slice], T]) -> Iterator[T]:
@@ -116,8 +123,13 @@ def _matrix(rows: Array) -> Array:
     return np.ascontiguousarray(rows).reshape(len(rows), -1)
 
 
-def _quantized(rows: Array) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Numbers of rows of float32, a matrix, and the scale of each, a column; a scale is not finite where a row is not."""
+def _quantized(rows: Array, kind: str) -> tuple[Array, NDArray[np.float32]]:
+    """Numbers of rows of float32, a matrix, and the scale of each, a column; a scale is not finite where a row can not be kept."""
+    if kind == BF16:
+        with np.errstate(all="ignore"):
+            numbers = rows.astype(ml_dtypes.bfloat16)
+            lost = (np.isinf(numbers) & np.isfinite(rows)).any(1, keepdims=True)
+        return numbers, np.where(lost, np.float32(np.inf), np.float32(1))
     scale = (np.abs(rows).max(1, initial=0, keepdims=True) / np.float32(_MOST)).view(np.int32) & _KEPT
     scale = scale.view(np.float32)
     scale[scale < _LEAST] = 0
@@ -126,35 +138,45 @@ def _quantized(rows: Array) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     return np.where((scale > 0) & np.isfinite(scale), numbers, 0).clip(-_MOST, _MOST).astype(np.int8), scale
 
 
-def rounded(name: str, array: Array) -> tuple[Array, float, float]:
+def _values(numbers: Array, scale: NDArray[np.float32], kind: str) -> NDArray[np.float32]:
+    return numbers.astype(np.float32) if kind == BF16 else numbers * scale
+
+
+def rounded(name: str, array: Array, kind: str = INT8) -> tuple[Array, float, float]:
     """A table of float32 with its rows rounded, and the largest and the mean distance of an element.
 
     Raises:
-        EngineError: A row is not finite.
+        EngineError: A row is not finite, or is so no more.
     """
     found = np.empty_like(array)
 
     def round_part(part: slice) -> tuple[float, float]:
         rows = _matrix(array[part])
-        numbers, scale = _quantized(rows)
+        numbers, scale = _quantized(rows, kind)
         if not np.isfinite(scale).all():
             row = part.start + int(np.flatnonzero(~np.isfinite(scale[:, 0]))[0])
-            what = f"row {row} of table {name} has numbers that are not finite, which int8 with a scale can not be"
-            raise EngineError(what, fix="leave rows=int8 out (--table-memory; in Python table_memory)")
-        values = numbers * scale
+            wrong = "not finite" if kind == INT8 else "larger than its largest"
+            what = f"row {row} of table {name} has numbers that are {wrong}, which {ROWS[kind]} can not be"
+            raise EngineError(what, fix=f"leave rows={kind} out (--table-memory; in Python table_memory)")
+        values = _values(numbers, scale, kind)
         found[part] = values.reshape(found[part].shape)
-        far = np.abs(values.astype(np.float64) - rows)
+        with np.errstate(invalid="ignore"):
+            far = np.abs(values.astype(np.float64) - rows)
+        far[np.isnan(far)] = 0  # of what is not finite
         return float(far.max(initial=0)), float(far.sum())
 
     errors = [*_over(array, round_part)]
     return found, max(most for most, _ in errors), sum(total for _, total in errors) / array.size
 
 
-def is_rounded(array: Array) -> bool:
+def is_rounded(array: Array, kind: str = INT8) -> bool:
     """True if all rows of a table were rounded, so that nothing is lost where they are packed."""
 
     def is_exact(part: slice) -> bool:
-        numbers, scale = _quantized(rows := _matrix(array[part]))
+        rows = _matrix(array[part])
+        if kind == BF16:
+            return not (_values(*_quantized(rows, kind), kind).view(np.int32) != rows.view(np.int32)).any()
+        numbers, scale = _quantized(rows, kind)
         return bool(np.array_equal(numbers * scale, rows))
 
     if array.dtype != np.float32 or array.ndim < 2 or not array.size:
@@ -162,14 +184,15 @@ def is_rounded(array: Array) -> bool:
     return is_exact(slice(0, _SAMPLE)) and all(_over(array, is_exact))
 
 
-def packed(array: Array) -> Array:
+def packed(array: Array, kind: str = INT8) -> Array:
     """Rows of a table that was rounded, as words."""
-    found = np.zeros((len(array), words_of(array[:1].size)), np.int32)
+    found = np.zeros((len(array), words_of(array[:1].size, kind)), np.int32)
 
     def pack(part: slice) -> None:
-        numbers, scale = _quantized(_matrix(array[part]))
-        found[part].view(np.int8)[:, : numbers.shape[1]] = numbers
-        found[part, -1:] = scale.view(np.int32)
+        numbers, scale = _quantized(_matrix(array[part]), kind)
+        found[part].view(numbers.dtype)[:, : numbers.shape[1]] = numbers
+        if kind == INT8:
+            found[part, -1:] = scale.view(np.int32)
 
     list(_over(array, pack))
     return found
@@ -181,15 +204,17 @@ class RoundedTables:
 
     Attributes:
         names: Variables, and constants of a frozen graph.
+        kind: One of `ROWS`.
         errors: Largest and mean distance of the elements of each.
     """
 
     names: Sequence[str] = ()
+    kind: str = INT8
     errors: dict[str, list[float]] = field(default_factory=dict)
 
     def of(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Values by name, those of such tables rounded. Raises what `rounded` does."""
         found = dict(values)
         for name in filter(found.__contains__, self.names):
-            found[name], *self.errors[name] = rounded(name, found[name])
+            found[name], *self.errors[name] = rounded(name, found[name], self.kind)
         return found
