@@ -40,7 +40,7 @@ def _in_cache(entry, index, place, read, address, pitch):  # type: ignore[no-unt
     return tl.where(hit, tl.load(entry + 1) + slot * pitch, address), seen
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _widened(small, address, scale_at, packed, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Numbers of packed rows, along a last axis, as float32: the bits of bf16 are its upper half, those of int8 have a scale for a row."""
     if PACKED == 2:
