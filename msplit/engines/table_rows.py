@@ -198,6 +198,33 @@ def packed(array: Array, kind: str = INT8) -> Array:
     return found
 
 
+class KeyedTable:
+    """A table whose rows have keys in place of numbers.
+
+    Args:
+        keys: Whole numbers; of those that are there twice the last one counts.
+        rows: A row for each.
+
+    Attributes:
+        keys: In ascending order.
+        rows: In the order of the keys, and behind them one for keys that are not there.
+    """
+
+    def __init__(self, keys: Array, rows: Array) -> None:
+        order = np.argsort(keys, kind="stable")
+        self.keys, self._made = keys[order], dict[bytes, Array]()
+        self.rows = np.zeros((len(keys) + 1, *rows.shape[1:]), rows.dtype)
+        self.rows[:-1] = rows[order]
+
+    def with_default(self, default: Array | None) -> Array:
+        """The rows and a default, the same array for the same one; None: zeros."""
+        last = b"" if default is None else default.tobytes()
+        if last not in self._made:
+            made = self._made[last] = self.rows.copy() if self._made else self.rows
+            made[-1] = 0 if default is None else default
+        return self._made[last]
+
+
 @dataclass(frozen=True)
 class RoundedTables:
     """Tables of a model whose rows are rounded.

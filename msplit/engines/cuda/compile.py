@@ -26,6 +26,7 @@ from msplit.engines.cuda.device.device import Device, precision, telling_out_of_
 from msplit.engines.cuda.frontend.functionalize import raise_control
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import divide, refuse
+from msplit.engines.cuda.frontend.variables import keyed_contents
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
@@ -344,7 +345,8 @@ def optimize(
         others = {*partition.fetched, *partition.host_outputs}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *part.handed))
     with phase("importing the graph"):
-        graph = build(flat, fed, state=state, constants=partition.shapes)
+        keyed = keyed_contents(flat, partition.keyed)
+        graph = build(flat, fed, state=state, constants=partition.shapes, keyed=keyed)
     _place_tables(graph, device, host.table_memory, alone=several is None)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
