@@ -14,11 +14,16 @@ In memory a row is words of 4 bytes: its numbers, zeros up to a multiple of 16 b
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import ml_dtypes
@@ -27,6 +32,7 @@ from numpy.typing import NDArray
 
 from msplit.core.arguments import number
 from msplit.errors import EngineError, MsplitError
+from msplit.progress import during
 
 LOOKUPS = (
     "table_rows_looked_up",
@@ -196,6 +202,62 @@ def packed(array: Array, kind: str = INT8) -> Array:
 
     list(_over(array, pack))
     return found
+
+
+_LEAST_SHARED = 1 << 22
+"""Bytes of a variable of which the pages that a step does not change are there once."""
+_PAGES_AT_ONCE = 1 << 22
+_files = dict[int, int]()
+"""By the number of an array that can be shared, the file that is its memory."""
+_beside: ContextVar[Mapping[str, Array]] = ContextVar("msplit_saving_beside", default=MappingProxyType({}))
+
+
+def shareable(state: Mapping[str, Array]) -> dict[str, Array]:
+    """The same values of variables, large ones in memory that copies share; see `saved`."""
+    return {name: _in_file(value) for name, value in state.items()}
+
+
+def _in_file(value: Array) -> Array:
+    if value.nbytes < _LEAST_SHARED or value.dtype.hasobject or not hasattr(os, "memfd_create"):
+        return value
+    file = os.memfd_create("msplit")
+    os.ftruncate(file, value.nbytes)
+    with mmap.mmap(file, value.nbytes) as memory:
+        written = np.frombuffer(memory, np.uint8)
+        np.copyto(written.view(value.dtype).reshape(value.shape), value)
+        del written
+    found = _mapped(file, value.nbytes).view(value.dtype).reshape(value.shape)
+    _files[number := id(found)] = file
+    weakref.finalize(found, lambda: os.close(_files.pop(number)))
+    return found
+
+
+def _mapped(file: int, size: int) -> Array:
+    """Bytes of a file; what is written to them is in memory of their own, by pages."""
+    return np.frombuffer(mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
+
+
+def saving_beside(state: Mapping[str, Array]) -> contextlib.AbstractContextManager[object]:
+    """A block in which copies of variables share the pages that are equal to those of other values, as far as these are `shareable`: of a
+    large table a step changes few rows."""
+    return during(_beside, state)
+
+
+def saved(name: str, value: Array, copy: Callable[[Array], Array] = np.array) -> Array:
+    """A copy of a variable's value, to the bit; made by a function where it shares nothing (see `saving_beside`)."""
+    like = _beside.get().get(name)
+    file = _files.get(id(like))
+    if file is None or like is None or (like.shape, like.dtype) != (value.shape, value.dtype):
+        return copy(value)
+    found, new = _mapped(file, value.nbytes), np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    for begin in range(0, len(new), _PAGES_AT_ONCE):
+        there, wanted = found[begin : begin + _PAGES_AT_ONCE], new[begin : begin + _PAGES_AT_ONCE]
+        if not np.array_equal(there, wanted):
+            for at in range(0, len(wanted), mmap.PAGESIZE):
+                page = slice(at, at + mmap.PAGESIZE)
+                if not np.array_equal(there[page], wanted[page]):
+                    there[page] = wanted[page]
+    return found.view(value.dtype).reshape(value.shape)
 
 
 class KeyedTable:

@@ -180,3 +180,32 @@ def test_what_asks_for_them(given_: Any, expected: tuple[int, str]) -> None:
 def test_what_can_not_be_asked_for(wrong: Any) -> None:
     with pytest.raises(MsplitError, match="--table-memory"):
         TableOptions.read(wrong)
+
+
+def test_copies_share_the_pages_that_are_equal_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, whoever writes to which of them, and none is changed by what is written to another."""
+    monkeypatch.setattr(table_rows, "_LEAST_SHARED", 1)
+    monkeypatch.setattr(table_rows, "_PAGES_AT_ONCE", 1 << 14)
+    chance = np.random.default_rng(0)
+    before = chance.standard_normal((5000, 7)).astype(np.float32)
+    before[3] = np.nan
+    after = before.copy()
+    after[chance.integers(0, 5000, 20)] += 1
+    after[4999, 6], after[0, 0] = -0.0, np.inf
+    state = table_rows.shareable({"table": before, "empty": np.zeros((0, 4))})
+    with table_rows.saving_beside(state):
+        first, second = table_rows.saved("table", after), table_rows.saved("table", before)
+        assert table_rows.saved("other", after) is not after
+        assert table_rows.saved("table", after[:10]).tobytes() == after[:10].tobytes()
+        assert table_rows.saved("empty", state["empty"]).shape == (0, 4)
+    for found, wanted in ((state["table"], before), (first, after), (second, before)):
+        assert found.tobytes() == wanted.tobytes()
+    state["table"][7] = 5
+    first[8] = 6
+    assert second.tobytes() == before.tobytes()
+    assert state["table"][8].tobytes() == before[8].tobytes()
+    with table_rows.saving_beside(state):
+        assert table_rows.saved("table", before).tobytes() == before.tobytes()
+    files = {*table_rows._files}
+    del state, found
+    assert not files & {*table_rows._files}, "its file is closed with it"
