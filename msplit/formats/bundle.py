@@ -368,11 +368,11 @@ def tables(model: Model, nodes: Iterable[str]) -> dict[str, tuple[NDArray[Any], 
     mark places of a table which hold nothing. Arrays may be read-only views of the mapped files.
 
     Raises:
-        LoadError: Any tensor of the checkpoint is damaged.
+        LoadError: There is no checkpoint, or it is damaged there.
     """
     sources = _restored(model, _FILLS)
     wanted = [name for name in nodes if (name, 1) in sources and (name, 2) in sources]
-    saved = _verified(model, _prefix(model, None)) if wanted else None
+    saved = Checkpoint(_prefix(model, None)) if wanted else None  # of which only these are read
     found = {}
     for name in wanted:
         places = [sources[name, slot][0] for slot in (1, 2)]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import msplit
+from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels import host_tables
 from msplit.engines.table_rows import KeyedTable
@@ -121,6 +122,13 @@ def test_a_model_finds_the_rows_that_tensorflow_finds(
         found, wanted = runner.step(feeds), answer(model, feeds)
         for name, value in wanted.items():
             np.testing.assert_array_equal(found[name], value)
+
+
+def test_a_table_without_a_checkpoint_can_be_analyzed(tmp_path: Path) -> None:
+    model = saved(tmp_path / "model", "mutable", [1, 2], np.ones((2, 3), np.float32))
+    for file in (model / "variables").iterdir():
+        file.unlink()
+    assert not cover(msplit.load(model)).missing
 
 
 @pytest.mark.parametrize("kind", ["mutable", "dense"])

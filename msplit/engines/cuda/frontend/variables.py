@@ -23,7 +23,7 @@ from msplit.engines.cuda.ir.functions import FUNCTIONAL, in_order, plain
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
 from msplit.engines.table_rows import KeyedTable
 from msplit.engines.variables import variable_names
-from msplit.errors import EngineError
+from msplit.errors import EngineError, LoadError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.endpoints import behind
@@ -89,11 +89,7 @@ def keyed_tables(flat: FlatGraph, effects: Effects) -> dict[int, int]:
 
 
 def keyed_contents(flat: FlatGraph, keyed: Mapping[int, int]) -> dict[int, KeyedTable]:
-    """Tables of nodes that look keys up, each once for a model.
-
-    Raises:
-        LoadError: The checkpoint is damaged.
-    """
+    """Tables of nodes that look keys up, each once for a model."""
     found = dict[int, KeyedTable]()
     for node, table in keyed.items():
 
@@ -128,7 +124,7 @@ def _holds_rows_by_key(flat: FlatGraph, node: int) -> bool:
 def _contents(flat: FlatGraph, table: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """Keys and rows of a table. None where the checkpoint does not have them, its keys are vectors, or other ops fill it at the start."""
     graph, name = flat.graph, flat.graph.names[table]
-    held = formats.tables(flat.model, [name]).get(name)
+    held = memoize(flat.model, "contents of tables", (name,), lambda: _stored(flat.model, name))
     if held is None or name in _filled_at_start(flat.model):
         return None
     keys, rows = held
@@ -137,6 +133,13 @@ def _contents(flat: FlatGraph, table: int) -> tuple[NDArray[Any], NDArray[Any]] 
     plain = keys.ndim == 1 and len(formats.unused_keys(graph, table)) == len(graph.inputs(table))
     shape = (len(keys), *attrs["value_shape"])
     return (keys, rows.reshape(shape)) if types and plain and rows.size == math.prod(shape) else None
+
+
+def _stored(model: Model, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    try:
+        return formats.tables(model, [name]).get(name)
+    except LoadError:  # it stays with the host: TensorFlow says so where it is read
+        return None
 
 
 def _filled_at_start(model: Model) -> frozenset[str]:
