@@ -189,8 +189,8 @@ class RunRequest:
             are given one row, or all rows.
         table_memory: GB of the GPU for lookup tables, of which the larger ones stay in the host's memory: the GPU keeps the rows that are
             read most, and reads others over the bus. ``"4,rows=int8"``: 4 GB, and rows of float32 that leave the GPU are int8 with a
-            scale each. Rows that are trained are read and written over the bus, in tables and in slots of optimizers. None: all are on
-            the GPU that fit. Cuda engine only.
+            scale each (``rows=bf16``: bf16). Rows that are trained are read and written over the bus, in tables and in slots of
+            optimizers. None: all are on the GPU that fit. Cuda engine only.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
             are given, they are the file's.
         op_libraries: Shared objects with custom TensorFlow ops.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +20,14 @@ from msplit.engines.cuda.frontend.functionalize import Raised
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.list_values import TooMany
 from msplit.engines.cuda.frontend.partition import Partition
-from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.dtypes import numpy_dtype, torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import depends_on_values
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.passes.pipeline import Context, run_dry
 from msplit.engines.cuda.passes.tracing import Tracer
+from msplit.engines.table_rows import KeyedTable
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.opset import schema
 from msplit.shapes import Shapes
@@ -81,7 +83,8 @@ def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | Non
         return tracers[-1]
 
     try:
-        graph = build(flat, {**fed, **handed}, stand_ins=large, constants=partition.shapes)
+        keyed = {node: _empty(flat.graph.attrs[table]) for node, table in partition.keyed.items()}
+        graph = build(flat, {**fed, **handed}, stand_ins=large, constants=partition.shapes, keyed=keyed)
         run_dry(graph, Context({}, torch.device("meta"), len(flat), raised.bodies, tracer=traced, stand_ins=large))
     except (EngineError, LoadError) as problem:  # a constant that can not be read: nothing was told of the rest
         return DryRun((problem,))
@@ -95,6 +98,12 @@ def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | Non
         sized,
         graph.facts.get(MASKED_LOOPS, {}),
     )
+
+
+def _empty(attrs: Mapping[str, Any]) -> KeyedTable:
+    """A table of no keys, whose contents nobody reads for a dry run."""
+    rows = np.zeros((0, *attrs["value_shape"]), numpy_dtype(str(attrs["value_dtype"])))
+    return KeyedTable(np.zeros(0, str(attrs["key_dtype"])), rows)
 
 
 class DryRunTracer(Tracer):
