@@ -7,6 +7,7 @@ Opening builds: what is on the disk is verified, brought to the device, and runs
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import statistics
@@ -28,7 +29,7 @@ from msplit.core.arguments import Precision, listed, whole
 from msplit.engines.base import Arrays, Executable, Job, timed
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, SharedRows
-from msplit.engines.user_rows import taken_rows
+from msplit.engines.user_rows import UserRows, taken_rows
 from msplit.errors import Closed, EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
@@ -36,7 +37,7 @@ from msplit.formats.build import KERNELS, WEIGHTS, Bucket, Manifest
 from msplit.inputs.reference import Reference, load_reference, packed_reference
 from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
-from msplit.run.buckets import Buckets, RowProof, rows_of
+from msplit.run.buckets import Buckets, Lengths, RowProof, WithLengths, rows_of
 from msplit.run.prepare import Ready, make_ready
 from msplit.run.renew import making_beside
 from msplit.run.request import BuildOptions, RunRequest, refuse_exclusions, request_of
@@ -109,6 +110,7 @@ def build(
     path: str | os.PathLike[str],
     *,
     batches: Sequence[int] = (),
+    lengths: Sequence[int] = (),
     force: bool = False,
     progress: Progress | None = None,
     **options: Unpack[BuildOptions],
@@ -121,6 +123,7 @@ def build(
         flat: From `load`, or where the model is.
         path: A folder to make.
         batches: Sizes of unknown leading dimensions, in place of one `batch`: each is compiled by itself, with the same weights.
+        lengths: Sizes of an unknown second dimension, as for `prepare`; each batch is compiled for each.
         force: Whether to replace what is there.
         progress: Told what is being done and how much of it is done.
         options: As for `prepare`, on the cuda engine; `tune` searches for the fastest plan first. See `BuildOptions`.
@@ -132,7 +135,7 @@ def build(
     flat, path, request = opened(flat), Path(path), request_of(build, BuildOptions, options)
     files.check_place(path, force=force)
     _check_batches(flat, request, batches)
-    made = make(flat, request, batches=batches, progress=progress)
+    made = make(flat, request, batches=batches, lengths=lengths, progress=progress)
     packed = dict[str, bytes]()
     for bucket in made.manifest.rungs:
         one = made.packed[bucket.program]
@@ -153,6 +156,7 @@ def make(
     request: RunRequest | None = None,
     *,
     batches: Sequence[int] = (),
+    lengths: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Made:
     """What `build` does before it writes, on the first of the request's GPUs. A model may have a part that the host runs.
@@ -165,15 +169,32 @@ def make(
     request = request or RunRequest()
     request = replace(request, engine="cuda", devices=request.devices[:1])  # it runs on whichever it is opened on
     request, said = as_recorded(flat, request)
-    wanted: list[int | None] = [*sorted(set(batches))] or [request.workload.batch]
+    with contextlib.ExitStack() as stack:
+        several = stack.enter_context(WithLengths.of(flat, lengths, request)) if lengths else None
+        return _made(flat, several, request, batches, said, progress)
+
+
+def _made(
+    own: FlatGraph,
+    several: WithLengths | None,
+    request: RunRequest,
+    batches: Sequence[int],
+    said: tuple[str, ...],
+    progress: Progress | None,
+) -> Made:
+    """`make`, of a model with several lengths where there are some."""
+    flat = own if several is None else several.flat
+    sizes: list[int | None] = [*sorted(set(batches))] or [request.workload.batch or (None if several is None else 1)]
+    wanted = [(batch, length) for length in ((0,) if several is None else several.lengths) for batch in sizes]
     builds, references, buckets = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Bucket]()
     packed: dict[str, Packed] = {}
     jobs: dict[str, Job] = {}
     precision = Precision(request.precision).on(gpu=request.device != "cpu")
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
     with timing() as phases:
-        for number, batch in enumerate(wanted, 1):
-            ready = make_ready(flat, request.sized(batch=batch), progress=progress)
+        for number, (batch, length) in enumerate(wanted, 1):
+            sized = request.sized(batch=batch)
+            ready = make_ready(flat, sized if several is None else several.sized(sized, length), progress=progress)
             with ready.runner as runner:
                 (progress or silent)("packing", number / len(wanted))
                 with phase("packing"):
@@ -184,10 +205,13 @@ def make(
                         _reference(ready, precision, computed_in(flat)),
                         job,
                     )
+                if several is not None:
+                    proof = RowProof.of(*rows_of(flat, ready.setup.request), job.feeds, UserRows())
+                    several.check(Buckets({batch or 1: runner.executable}, proof), sized, length)
                 buckets.append(bucket)
                 chosen.append((runner.label, ready.why, runner.notes))
             ENGINE.forget(flat)
-    prepared(flat.model.path)
+    prepared(own.model.path)
     rows, mixes = rows_of(flat, ready.setup.request)
     label, why, _ = chosen[-1]
     hosts = [one.host for one in packed.values() if one.host is not None]
@@ -197,8 +221,8 @@ def make(
         said = (*said, f"TensorFlow runs the host's part, and must be installed where a build is opened: {listed_ops}")
     manifest = Manifest(
         made_for=builds.made_for,
-        model=str(flat.model.path),
-        digest=formats.graph_hash(flat.model) if flat.model.graph_def is not None else "",
+        model=str(own.model.path),
+        digest=formats.graph_hash(own.model) if own.model.graph_def is not None else "",
         label=label,
         why=why,
         notes=tuple(dict.fromkeys([*said, *(note for _, _, told in chosen for note in told)])),
@@ -212,8 +236,9 @@ def make(
         rungs=tuple(buckets),
         preparation={one.phase: one.seconds for one in phases.stop().phases},
         files={},
-        method=flat.model.method,
+        method=own.model.method,
         tables=builds.weights.sizes[1],
+        lengths=None if several is None else several.about,
     )
     return Made(manifest, builds.weights, packed, references, jobs)
 
@@ -338,14 +363,20 @@ def open(
             raise
         prepared(os.fspath(path))
     unverified = () if verify else ("outputs were not verified when the build was opened",)
-    largest = manifest.rungs[-1].program
-    batches = {bucket.batch or 0: running[bucket.program] for bucket in manifest.rungs}
-    example = references[largest].feeds
-    proof = RowProof.of(manifest.rows, manifest.mixes, example, loaded.restored[largest].shared)
+    largest, about = manifest.rungs[-1].program, manifest.lengths
+    batches, proofs = dict[int, dict[int, Executable]](), dict[int, RowProof]()
+    with _whole_or_not(path):
+        for bucket in manifest.rungs:
+            length = 0 if about is None else bucket.inputs[about.inputs[0]][1]
+            batches.setdefault(length, {})[bucket.batch or 0] = running[bucket.program]
+            shared = loaded.restored[bucket.program].shared
+            proofs[length] = RowProof.of(manifest.rows, manifest.mixes, references[bucket.program].feeds, shared)
+    by_length = {length: Buckets(some, proofs[length]) for length, some in batches.items()}
+    made: Executable = running[largest] if len(running) == 1 else by_length[next(reversed(by_length))]
     runner = runner_of(
-        running[largest] if len(running) == 1 else Buckets(batches, proof),
-        example,
-        rows=proof,
+        made if about is None else Lengths(by_length, about),
+        {name: value for name, value in references[largest].feeds.items() if about is None or name != about.name},
+        rows=proofs[0] if about is None else None,
         label=manifest.label,
         why=f"{os.fspath(path)} is a build for it",
         outputs=manifest.outputs,

@@ -13,13 +13,13 @@ from msplit.assignment.model import opened
 from msplit.core import statistics
 from msplit.core.arguments import Precision
 from msplit.core.statistics import Ratio
-from msplit.engines.base import Arrays, TensorFlowOptions, side_by_side
+from msplit.engines.base import Arrays, Executable, TensorFlowOptions, side_by_side
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, prepared, silent, timing
-from msplit.run.buckets import RowProof, rows_of
+from msplit.run.buckets import Lengths, RowProof, WithLengths, rows_of
 from msplit.run.compilation import CompiledSetup, chosen_variant, compiled
 from msplit.run.renew import RunnerValues
 from msplit.run.request import FAST, FULL, RunOptions, RunRequest, refuse_exclusions, request_of
@@ -31,7 +31,7 @@ from msplit.run.upgrade import Inputs, hurrying, one_at_a_time, start_improving
 from msplit.run.variants import as_it_runs, naming_open_shapes, set_up
 from msplit.verify.check import verified
 from msplit.verify.compare import computed_in
-from msplit.verify.results import Running, Variant
+from msplit.verify.results import OutputCheck, Running, Variant
 from msplit.verify.stepping import Verification, seconds_of
 
 ROUNDS = 11
@@ -43,6 +43,7 @@ _ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda eng
 def prepare(
     flat: FlatGraph | str | os.PathLike[str],
     *,
+    lengths: Sequence[int] = (),
     variant: str | None = None,
     progress: Progress | None = None,
     improve: bool = False,
@@ -60,6 +61,8 @@ def prepare(
 
     Args:
         flat: From `load`, or where the model is.
+        lengths: Sizes of an unknown second dimension, each prepared by itself: rows of any length up to the largest are filled up with
+            zeros to the next one, and outputs are cut. What they are filled up with changes no other position: that is proved.
         variant: Label of the variant of the bench to run, or what it were called if all streams asked for were used. By
             default the plan, where there is one, else that of the layers of the bench
             (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation, on one stream unless
@@ -75,6 +78,12 @@ def prepare(
         MsplitError: An input does not fit, or there is no such variant.
     """
     request = request_of(prepare, RunOptions, options)
+    if lengths:
+        own = {"improve": improve, "variant": variant, "state": state is not None}
+        refuse_exclusions(
+            {**request.given, "lengths": lengths, **{name: value for name, value in own.items() if value}}
+        )
+        return _for_lengths(opened(flat), replace(request, engine=CUDA.name), lengths, progress)
     return prepare_for(flat, request, variant=variant, progress=progress, improve=improve, state=state)
 
 
@@ -115,6 +124,33 @@ def prepare_for(
 
     start_improving(runner, in_full)
     return runner
+
+
+def _for_lengths(flat: FlatGraph, request: RunRequest, lengths: Sequence[int], progress: Progress | None) -> Runner:
+    """`prepare` for each of several lengths."""
+    made, checks, notes = dict[int, Executable](), list[OutputCheck](), dict[str, None]()
+    with WithLengths.of(flat, lengths, request) as model, one_at_a_time(), timing() as phases, ExitStack() as errors:
+        errors.callback(lambda: [one.close() for one in made.values()])
+        for length in model.lengths:
+            ready = make_ready(model.flat, model.sized(request, length), None, progress)
+            runner = _with_rows(ready).with_rows()
+            made[length] = runner
+            checks += [*ready.runner.checks, model.check(runner, request, length)]
+            notes |= dict.fromkeys(ready.runner.notes)
+            CUDA.forget(model.flat)
+        errors.pop_all()
+    feeds = {name: value for name, value in ready.chosen.job.feeds.items() if name != model.about.name}
+    return runner_of(
+        Lengths(made, model.about),
+        feeds,
+        outputs=ready.runner.outputs,
+        engine=ready.runner.engine,
+        label=ready.runner.label,
+        why=ready.runner.why,
+        checks=tuple(checks),
+        notes=tuple(notes),
+        preparation=phases.stop(),
+    )
 
 
 def _with_rows(ready: Ready) -> Runner:
