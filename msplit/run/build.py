@@ -7,13 +7,12 @@ Opening builds: what is on the disk is verified, brought to the device, and runs
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,8 +36,8 @@ from msplit.formats.build import KERNELS, WEIGHTS, Bucket, Manifest
 from msplit.inputs.reference import Reference, load_reference, packed_reference
 from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
-from msplit.run.buckets import Buckets, Lengths, RowProof, WithLengths, rows_of
-from msplit.run.prepare import Ready, make_ready
+from msplit.run.buckets import Buckets, Lengths, RowProof, rows_of
+from msplit.run.prepare import Ready, WithLengths, make_ready
 from msplit.run.renew import making_beside
 from msplit.run.request import BuildOptions, RunRequest, refuse_exclusions, request_of
 from msplit.run.runner import Runner, runner_of
@@ -169,32 +168,18 @@ def make(
     request = request or RunRequest()
     request = replace(request, engine="cuda", devices=request.devices[:1])  # it runs on whichever it is opened on
     request, said = as_recorded(flat, request)
-    with contextlib.ExitStack() as stack:
-        several = stack.enter_context(WithLengths.of(flat, lengths, request)) if lengths else None
-        return _made(flat, several, request, batches, said, progress)
-
-
-def _made(
-    own: FlatGraph,
-    several: WithLengths | None,
-    request: RunRequest,
-    batches: Sequence[int],
-    said: tuple[str, ...],
-    progress: Progress | None,
-) -> Made:
-    """`make`, of a model with several lengths where there are some."""
-    flat = own if several is None else several.flat
-    sizes: list[int | None] = [*sorted(set(batches))] or [request.workload.batch or (None if several is None else 1)]
-    wanted = [(batch, length) for length in ((0,) if several is None else several.lengths) for batch in sizes]
+    own, sizes = flat, list[int | None](sorted(set(batches))) or [request.workload.batch or (1 if lengths else None)]
     builds, references, buckets = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Bucket]()
     packed: dict[str, Packed] = {}
     jobs: dict[str, Job] = {}
     precision = Precision(request.precision).on(gpu=request.device != "cpu")
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
-    with timing() as phases:
+    with timing() as phases, ExitStack() as stack:
+        several = stack.enter_context(WithLengths.of(own, lengths, request))
+        flat, wanted = several.flat, [(batch, length) for length in several.lengths for batch in sizes]
         for number, (batch, length) in enumerate(wanted, 1):
             sized = request.sized(batch=batch)
-            ready = make_ready(flat, sized if several is None else several.sized(sized, length), progress=progress)
+            ready = make_ready(flat, several.sized(sized, length), progress=progress)
             with ready.runner as runner:
                 (progress or silent)("packing", number / len(wanted))
                 with phase("packing"):
@@ -205,7 +190,7 @@ def _made(
                         _reference(ready, precision, computed_in(flat)),
                         job,
                     )
-                if several is not None:
+                if length:
                     proof = RowProof.of(*rows_of(flat, ready.setup.request), job.feeds, UserRows())
                     several.check(Buckets({batch or 1: runner.executable}, proof), sized, length)
                 buckets.append(bucket)
@@ -214,11 +199,7 @@ def _made(
     prepared(own.model.path)
     rows, mixes = rows_of(flat, ready.setup.request)
     label, why, _ = chosen[-1]
-    hosts = [one.host for one in packed.values() if one.host is not None]
-    needs = {op: names[:1] for host in hosts for op, names in host.in_tensorflow.items()}
-    if needs:
-        listed_ops = ", ".join(" ".join([op, *(f"({name})" for name in names)]) for op, names in sorted(needs.items()))
-        said = (*said, f"TensorFlow runs the host's part, and must be installed where a build is opened: {listed_ops}")
+    said = (*said, *_about_host(packed.values()))
     manifest = Manifest(
         made_for=builds.made_for,
         model=str(own.model.path),
@@ -238,9 +219,18 @@ def _made(
         files={},
         method=own.model.method,
         tables=builds.weights.sizes[1],
-        lengths=None if several is None else several.about,
+        lengths=several.about if lengths else None,
     )
     return Made(manifest, builds.weights, packed, references, jobs)
+
+
+def _about_host(packed: Iterable[Packed]) -> Iterator[str]:
+    """A note on what TensorFlow runs, where there is such."""
+    hosts = [one.host for one in packed if one.host is not None]
+    needs = {op: names[:1] for host in hosts for op, names in host.in_tensorflow.items()}
+    if needs:
+        listed_ops = ", ".join(" ".join([op, *(f"({name})" for name in names)]) for op, names in sorted(needs.items()))
+        yield f"TensorFlow runs the host's part, and must be installed where a build is opened: {listed_ops}"
 
 
 def _check_batches(flat: FlatGraph, request: RunRequest | None, batches: Sequence[int]) -> None:
@@ -364,19 +354,12 @@ def open(
         prepared(os.fspath(path))
     unverified = () if verify else ("outputs were not verified when the build was opened",)
     largest, about = manifest.rungs[-1].program, manifest.lengths
-    batches, proofs = dict[int, dict[int, Executable]](), dict[int, RowProof]()
     with _whole_or_not(path):
-        for bucket in manifest.rungs:
-            length = 0 if about is None else bucket.inputs[about.inputs[0]][1]
-            batches.setdefault(length, {})[bucket.batch or 0] = running[bucket.program]
-            shared = loaded.restored[bucket.program].shared
-            proofs[length] = RowProof.of(manifest.rows, manifest.mixes, references[bucket.program].feeds, shared)
-    by_length = {length: Buckets(some, proofs[length]) for length, some in batches.items()}
-    made: Executable = running[largest] if len(running) == 1 else by_length[next(reversed(by_length))]
+        executable, proof = _by_length(loaded, running)
     runner = runner_of(
-        made if about is None else Lengths(by_length, about),
+        running[largest] if len(running) == 1 and about is None else executable,
         {name: value for name, value in references[largest].feeds.items() if about is None or name != about.name},
-        rows=proofs[0] if about is None else None,
+        rows=proof,
         label=manifest.label,
         why=f"{os.fspath(path)} is a build for it",
         outputs=manifest.outputs,
@@ -396,6 +379,18 @@ def open(
 
     runner.renews = renews
     return runner
+
+
+def _by_length(loaded: LoadedBuild, running: Mapping[str, Executable]) -> tuple[Executable, RowProof | None]:
+    """What runs any batch of a build; where it has several lengths any of these, and no rows beside."""
+    manifest, made, about = loaded.manifest, dict[int, Buckets](), loaded.manifest.lengths
+    lengths = [0 if about is None else bucket.inputs[about.inputs[0]][1] for bucket in manifest.rungs]
+    for length in dict.fromkeys(lengths):
+        some = {one.batch or 0: one.program for one, of in zip(manifest.rungs, lengths, strict=True) if of == length}
+        *_, last = some.values()
+        proof = RowProof.of(manifest.rows, manifest.mixes, loaded.references[last].feeds, loaded.restored[last].shared)
+        made[length] = Buckets({batch: running[one] for batch, one in some.items()}, proof)
+    return (made[0], proof) if about is None else (Lengths(made, about), None)
 
 
 def values_of(loaded: LoadedBuild, source: Any, rows: Any) -> tuple[Renewal, list[OutputCheck]]:

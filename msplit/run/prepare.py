@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
+from msplit.analysis.rows.lengths import positions_of, sized_shapes
+from msplit.assignment.cut import with_lengths
 from msplit.assignment.model import opened
 from msplit.core import statistics
-from msplit.core.arguments import Precision
+from msplit.core.arguments import Precision, listed, whole
 from msplit.core.statistics import Ratio
 from msplit.engines.base import Arrays, Executable, TensorFlowOptions, side_by_side
 from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.tensorflow.engine import session_on_cpu
 from msplit.engines.user_rows import UserRows
-from msplit.errors import EngineError
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.progress import Progress, prepared, silent, timing
-from msplit.run.buckets import Lengths, RowProof, WithLengths, rows_of
+from msplit.formats.build import LengthInputs
+from msplit.inputs.make import feeds_for
+from msplit.progress import Progress, phase, prepared, silent, timing
+from msplit.run.buckets import Lengths, RowProof, rows_of
 from msplit.run.compilation import CompiledSetup, chosen_variant, compiled
 from msplit.run.renew import RunnerValues
 from msplit.run.request import FAST, FULL, RunOptions, RunRequest, refuse_exclusions, request_of
@@ -30,7 +37,7 @@ from msplit.run.tuning import Tuned
 from msplit.run.upgrade import Inputs, hurrying, one_at_a_time, start_improving
 from msplit.run.variants import as_it_runs, naming_open_shapes, set_up
 from msplit.verify.check import verified
-from msplit.verify.compare import computed_in
+from msplit.verify.compare import compare, computed_in
 from msplit.verify.results import OutputCheck, Running, Variant
 from msplit.verify.stepping import Verification, seconds_of
 
@@ -61,8 +68,8 @@ def prepare(
 
     Args:
         flat: From `load`, or where the model is.
-        lengths: Sizes of an unknown second dimension, each prepared by itself: rows of any length up to the largest are filled up with
-            zeros to the next one, and outputs are cut. What they are filled up with changes no other position: that is proved.
+        lengths: Sizes of an unknown second dimension, each prepared by itself: rows of any length up to the largest are filled up to
+            the next one, and outputs are cut. What they are filled up with is hidden from other positions, which is proved.
         variant: Label of the variant of the bench to run, or what it were called if all streams asked for were used. By
             default the plan, where there is one, else that of the layers of the bench
             (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation, on one stream unless
@@ -130,27 +137,17 @@ def _for_lengths(flat: FlatGraph, request: RunRequest, lengths: Sequence[int], p
     """`prepare` for each of several lengths."""
     made, checks, notes = dict[int, Executable](), list[OutputCheck](), dict[str, None]()
     with WithLengths.of(flat, lengths, request) as model, one_at_a_time(), timing() as phases, ExitStack() as errors:
-        errors.callback(lambda: [one.close() for one in made.values()])
         for length in model.lengths:
             ready = make_ready(model.flat, model.sized(request, length), None, progress)
-            runner = _with_rows(ready).with_rows()
-            made[length] = runner
+            runner = made[length] = errors.enter_context(closing(_with_rows(ready).with_rows()))
             checks += [*ready.runner.checks, model.check(runner, request, length)]
             notes |= dict.fromkeys(ready.runner.notes)
             CUDA.forget(model.flat)
         errors.pop_all()
     feeds = {name: value for name, value in ready.chosen.job.feeds.items() if name != model.about.name}
-    return runner_of(
-        Lengths(made, model.about),
-        feeds,
-        outputs=ready.runner.outputs,
-        engine=ready.runner.engine,
-        label=ready.runner.label,
-        why=ready.runner.why,
-        checks=tuple(checks),
-        notes=tuple(notes),
-        preparation=phases.stop(),
-    )
+    same: dict[str, Any] = {name: getattr(ready.runner, name) for name in ("outputs", "engine", "label", "why")}
+    told: dict[str, Any] = {"checks": tuple(checks), "notes": tuple(notes), "preparation": phases.stop()}
+    return runner_of(Lengths(made, model.about), feeds, **same, **told)
 
 
 def _with_rows(ready: Ready) -> Runner:
@@ -160,6 +157,86 @@ def _with_rows(ready: Ready) -> Runner:
     ready.runner.rows = RowProof.of(*rows, job.feeds, UserRows.of_step(shared))
     ready.runner.renews = RunnerValues(ready.runner, ready.chosen.engine, job, ready.setup.request, ready.setup.tables)
     return ready.runner
+
+
+@dataclass(frozen=True, eq=False)
+class WithLengths:
+    """A model that is told the length of each row, as one more input.
+
+    Attributes:
+        own: As it came.
+        flat: With that input.
+        about: What has positions.
+        lengths: Those to prepare, ascending.
+    """
+
+    own: FlatGraph
+    flat: FlatGraph
+    about: LengthInputs
+    lengths: tuple[int, ...]
+
+    @classmethod
+    @contextmanager
+    def of(cls, flat: FlatGraph, lengths: Sequence[int], request: RunRequest) -> Iterator[WithLengths]:
+        """Proves that sequences may be padded, and writes the model anew in a folder that is there as long as this is entered. Without
+        lengths it is the model as it came, with the one length 0.
+
+        Raises:
+            MsplitError: They may not, or lengths make no sense.
+        """
+        if not lengths:
+            yield cls(flat, flat, LengthInputs("", (), {}), (0,))
+            return
+        wanted = tuple(sorted({whole("a length", one, 1) for one in listed("lengths", lengths)}))
+        with phase("proving that lengths can be padded"):
+            proof = positions_of(flat, wanted[-1], request.workload.shapes)
+        with TemporaryDirectory(prefix="msplit-lengths-") as folder:
+            made, name = with_lengths(flat, proof, Path(folder))
+            found = cls(flat, made, LengthInputs(name, proof.inputs, proof.outputs), wanted)
+            rows, mixes = rows_of(made, found.sized(request, wanted[-1]))
+            if rows is None:
+                raise MsplitError(
+                    f"rows are not independent, so that none has a length of its own: {mixes}", fix="leave lengths out"
+                )
+            yield found
+
+    def sized(self, request: RunRequest, length: int) -> RunRequest:
+        """The request for rows of some length. Files are for inputs of one shape."""
+        work, inputs = request.workload, self.about.inputs
+        if not length:
+            return request
+        shapes = sized_shapes(self.flat, inputs, work.shapes, work.batch or 1, length)
+        return request.sized(
+            shapes=shapes, inputs={name: path for name, path in work.inputs.items() if name not in inputs}
+        )
+
+    def check(self, executable: Executable, request: RunRequest, length: int) -> OutputCheck:
+        """Holds what runs rows of up to some length against TensorFlow, which runs the model as it came, without a padded position.
+
+        Raises:
+            EngineError: It gives other outputs.
+        """
+        before = max((one for one in self.lengths if one < length), default=0)
+        tried = sorted({1, before + 1, (before + 1 + length) // 2, length})
+        precision, door = (
+            Precision(request.precision).on(gpu=request.device != "cpu"),
+            Lengths({length: executable}, self.about),
+        )
+        with closing(session_on_cpu(self.own, op_libraries=request.op_libraries)) as session:
+            for seed, size in enumerate(tried, request.seed):
+                work = self.sized(request, size).workload
+                work = replace(
+                    work, shapes={name: shape for name, shape in work.shapes.items() if name != self.about.name}
+                )
+                feeds = feeds_for(self.own, work, seed=seed)
+                found = compare(
+                    door.step(feeds), session.step(feeds), precision=precision, computed=computed_in(self.own)
+                )
+                if not found.passed:
+                    what = f"rows that are {size} long give other outputs, padded to {length}, than in TensorFlow at their own length:"
+                    fix = "prepare it at fixed shapes (--shape), and report this: it is a defect of msplit"
+                    raise EngineError(what, details=found.describe().splitlines(), fix=fix)
+        return OutputCheck(f"TensorFlow at lengths {', '.join(map(str, tried))}", precision, len(tried), found)
 
 
 @dataclass(frozen=True, eq=False)
