@@ -21,11 +21,11 @@ from msplit.engines.base import Arrays, Executable, TensorFlowOptions, side_by_s
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.engine import session_on_cpu
 from msplit.engines.user_rows import UserRows
-from msplit.errors import EngineError, MsplitError
+from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import LengthInputs
 from msplit.inputs.make import feeds_for
-from msplit.progress import Progress, phase, prepared, silent, timing
+from msplit.progress import Progress, prepared, silent, timing
 from msplit.run.buckets import Lengths, RowProof, rows_of
 from msplit.run.compilation import CompiledSetup, chosen_variant, compiled
 from msplit.run.renew import RunnerValues
@@ -188,17 +188,10 @@ class WithLengths:
             yield cls(flat, flat, LengthInputs("", (), {}), (0,))
             return
         wanted = tuple(sorted({whole("a length", one, 1) for one in listed("lengths", lengths)}))
-        with phase("proving that lengths can be padded"):
-            proof = positions_of(flat, wanted[-1], request.workload.shapes)
+        proof = positions_of(flat, wanted[-1], request.workload.shapes)
         with TemporaryDirectory(prefix="msplit-lengths-") as folder:
             made, name = with_lengths(flat, proof, Path(folder))
-            found = cls(flat, made, LengthInputs(name, proof.inputs, proof.outputs), wanted)
-            rows, mixes = rows_of(made, found.sized(request, wanted[-1]))
-            if rows is None:
-                raise MsplitError(
-                    f"rows are not independent, so that none has a length of its own: {mixes}", fix="leave lengths out"
-                )
-            yield found
+            yield cls(flat, made, LengthInputs(name, proof.inputs, proof.outputs), wanted)
 
     def sized(self, request: RunRequest, length: int) -> RunRequest:
         """The request for rows of some length. Files are for inputs of one shape."""

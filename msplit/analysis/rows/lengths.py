@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,9 +53,6 @@ _MOST_TRIES = 256
 """Ways in which axes of several inputs of a node may belong together, of which so many are tried."""
 
 _HANDS_ON, _VIEWS = ops_with("identity") | ops_with("forwards"), ops_with("view")
-_SIZES = ((1, 1), (2, 17), (3, 8))
-"""Rows and positions at which graphs are looked at besides the longest. Numbers of a shape are linear in each: these tell for all."""
-
 Hidden = dict[int, tuple[int, str]]
 """By input slot, the axis of positions, and what hides those beyond the end."""
 
@@ -178,8 +174,10 @@ class LengthPass(RowPass):
             kept = np.zeros_like(state.slope)
             if chosen is not None:
                 kept.flat[np.flatnonzero(state.slope)[chosen]] = 1
-            fixed = (1 - kept) * state.slope * self.setting.batch
-            return sizes_state(state.base + fixed, kept * state.slope, state.varying)
+            if UNKNOWN in state.slope:
+                raise Mixes("asks for a shape that is not known beforehand")
+            base = np.where(state.base == UNKNOWN, UNKNOWN, state.base + (1 - kept) * state.slope * self.setting.batch)
+            return sizes_state(base, kept * state.slope, state.varying)
         axes: Sequence[RowState] = _axes(state)
         return FIXED if chosen is None and axes else axes[chosen or 0] if axes else state
 
@@ -351,10 +349,10 @@ def _numbers(view: View, slot: int) -> list[tuple[int, int]]:
 @_mixing("Gather", "GatherV2", "GatherNd")
 def _picked(view: View) -> tuple[RowState, Hidden]:
     """Positions that are told by what has no positions, such as a row's length less one: TensorFlow refuses one beyond the end."""
-    axis, places, depth = _whole(view.alone()), view.value(1), view.ranked(1)[-1:] if view.op == "GatherNd" else ()
+    axis, places = _whole(view.alone()), view.value(1)
     along = axis == (view.place(0, view.whole(2)[0]) if view.op == "GatherV2" else 0)
-    if depth and axis < (depth[0] or 0):
-        along, places = True, None if places is None else places[..., axis]
+    if view.op == "GatherNd":
+        along, places = axis < (view.ranked(1)[-1] or 0), None if places is None else places[..., axis : axis + 1]
     if not along or (places is not None and places.any()):
         raise Mixes("picks other positions than the first one by fixed numbers")
     return FIXED, {}
@@ -422,7 +420,9 @@ def positions_of(flat: FlatGraph, longest: int, shapes: Mapping[str, tuple[int |
         MsplitError: They may not; names the op that mixes positions.
     """
     inputs = lengths_of(flat, shapes)
-    found = [_proved(flat, inputs, shapes, *sizes) for sizes in ((2, max(longest, 2)), *_SIZES)]
+    # Numbers of a shape are linear in rows and in positions: what holds at these holds for all up to the longest.
+    sizes = ((2, longest), (1, 1), (3, (longest + 1) // 2))
+    found = [_proved(flat, inputs, shapes, *size) for size in sizes]
     if any(one != found[0] for one in found):
         what, fix = (
             "the model computes something else for one position, or one row, than for several",
@@ -482,10 +482,8 @@ def _masks(
 def about_lengths(flat: FlatGraph) -> str:
     """Says whether rows may have any length, and by what; "" where no input leaves open how long they are."""
     try:
-        proof = positions_of(flat, 32, {})
+        proof = positions_of(flat, 4, {})
     except MsplitError as problem:
         return f"Rows can not be filled up to a length: {'; '.join(problem.details)}." if problem.details else ""
-    ops = Counter(flat.graph.ops[node] for node, _ in proof.masks)
-    hidden = ", ".join(f"{count} {op}" for op, count in ops.items()) or "nothing, as no op mixes positions"
-    named = ", ".join(proof.inputs)
-    return f"Rows of {named} may have any length (--lengths of msplit build): what lies beyond the end is hidden from {hidden}."
+    ops = ", ".join(sorted({flat.graph.ops[node] for node, _ in proof.masks})) or "no op, as none mixes positions"
+    return f"Rows of {', '.join(proof.inputs)} may have any length (msplit build --lengths): what lies beyond is hidden from {ops}."
