@@ -153,7 +153,7 @@ def _edges(flat: FlatGraph, given: set[tuple[int, int]], wanted: list[tuple[int,
 
 
 def _needed(flat: FlatGraph, edges: Edges, wanted: list[int], fed: set[int]) -> NDArray[np.bool_]:
-    """LengthMask of the nodes that outputs need: by data, and what else has effects, as far as that needs no input which is not fed.
+    """Mask of the nodes that outputs need: by data, and what else has effects, as far as that needs no input which is not fed.
 
     A function of TensorFlow 2 has its results wait for everything that it reads, which is not what computes them.
     """
@@ -363,7 +363,10 @@ def with_lengths(flat: FlatGraph, proof: LengthProof, folder: Path) -> tuple[Fla
     masks = _Masks(graph_def, free_name(f"{name}_of_rows", {one.split("/")[0] for one in nodes}), name, first)
     for (number, slot), mask in proof.masks.items():
         node, source = nodes[flat.graph.names[number]], flat.graph.inputs(number)[slot]
-        node.input[slot] = masks.hidden(node.input[slot], mask, known.dtype(*source) or flat.dtype(*source))
+        dtype = known.dtype(*source) or flat.dtype(*source)
+        node.input[slot] = masks.hidden(node.input[slot], mask, dtype)
+        if mask.fill == MEAN:
+            masks.divide(node, mask, dtype)
     if meta is not None:
         end = Endpoint(name, name, 0, "int32", (None,))
         describe(meta.signature_def[str(model.signature)].inputs[name], end, end.tensor)
@@ -380,8 +383,8 @@ class _Masks:
         number, (first, dtype) = partial(self._constant, "int32"), fed
         ends = [number(size) for size in ([1], [2], [1])]
         shape = self._add("Shape", first, T=dtype)
-        self._longest = self._add("StridedSlice", shape, *ends, T="int32", Index="int32", shrink_axis_mask=1)
-        self._places = self._add("Range", number(0), self._longest, number(1))
+        longest = self._add("StridedSlice", shape, *ends, T="int32", Index="int32", shrink_axis_mask=1)
+        self._places = self._add("Range", number(0), longest, number(1))
         self._lengths = self._add("Maximum", lengths, number(1), T="int32")
 
     def _add(self, op: str, *inputs: str, **attrs: Any) -> str:
@@ -410,16 +413,24 @@ class _Masks:
         )
         kept = self._add("Less", places, lengths, T="int32")
         if mask.fill == LAST:
-            kept = self._add(
-                "Equal", places, self._add("Sub", lengths, self._constant("int32", 1), T="int32"), T="int32"
-            )
-        if mask.fill == MEAN:
-            of_all, of_row = (self._add("Cast", size, SrcT="int32", DstT=dtype) for size in (self._longest, lengths))
-            tensor = self._add("Mul", tensor, self._add("RealDiv", of_all, of_row, T=dtype), T=dtype)
+            last = self._add("Sub", lengths, self._constant("int32", 1), T="int32")
+            kept = self._add("Equal", places, last, T="int32")
         hidden = self._add("SelectV2", kept, tensor, self._constant(dtype, _fill(mask.fill, dtype)), T=dtype)
         if mask.fill == LAST:
             hidden = self._add("Sum", hidden, self._constant("int32", [mask.axis]), T=dtype, keep_dims=True)
         return hidden
+
+    def divide(self, mean: Any, mask: LengthMask, dtype: str) -> None:
+        """Makes of a mean a sum, divided by the sum of as many ones as there are, which is as exact as TensorFlow's."""
+        ones, names = self.hidden(self._add("OnesLike", mean.input[0], T=dtype), mask, dtype), list[str]()
+        for source in (mean.input[0], ones):
+            names.append(f"{self._scope}/Mean_{len(self._graph_def.node)}")
+            part = add_copy(self._graph_def.node, mean)
+            part.name, part.op, part.input[0] = names[-1], "Sum", source
+        mean.op = "RealDiv"
+        mean.input[:2] = names
+        for attr in ("Tidx", "keep_dims"):
+            mean.attr.pop(attr, None)
 
 
 def _fill(fill: str, dtype: str) -> Any:

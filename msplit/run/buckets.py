@@ -221,16 +221,12 @@ class Lengths(Buckets):
         Raises:
             EngineError: They are longer or empty, or inputs have different lengths.
         """
-        about, known = (
-            self._about,
-            f"all of {', '.join(self._about.inputs)} have rows of one length, of 1 to {self._most}",
-        )
+        about = self._about
+        known = f"all of {', '.join(about.inputs)} have rows of one length, of 1 to {self._most}"
         sizes = {name: tuple(getattr(feeds.get(name), "shape", ())) for name in about.inputs}
         if about.name in feeds or len({size[1:2] for size in sizes.values()}) > 1 or len(sizes[about.inputs[0]]) < 2:
             given = ", ".join(f"{name} {list(size)}" for name, size in sizes.items())
-            raise EngineError(
-                f"inputs are none of the model's, are missing, or have no rows of one length: {given}", fix=known
-            )
+            raise EngineError(f"inputs are not the model's, or have no rows of one length: {given}", fix=known)
         rows, length, *_ = sizes[about.inputs[0]]
         bucket = next((size for size in self._buckets if size >= length > 0), None)
         if bucket is None:
@@ -242,9 +238,8 @@ class Lengths(Buckets):
             filled[name] = np.concatenate([value, np.repeat(value[:, :1], bucket - length, 1)], 1)
         outputs = step(self._buckets[bucket], filled)
         for name, axes in about.outputs.items():
-            outputs[name] = outputs[name][
-                tuple(slice(length if axis in axes else None) for axis in range(outputs[name].ndim))
-            ]
+            ends = [slice(length if axis in axes else None) for axis in range(outputs[name].ndim)]
+            outputs[name] = outputs[name][tuple(ends)]
         return outputs
 
     def facts(self) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from msplit.core.arguments import Precision, listed, whole
 from msplit.engines.base import Arrays, Executable, Job, timed
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, SharedRows
-from msplit.engines.user_rows import UserRows, taken_rows
+from msplit.engines.user_rows import taken_rows
 from msplit.errors import Closed, EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
@@ -191,8 +191,7 @@ def make(
                         job,
                     )
                 if length:
-                    proof = RowProof.of(*rows_of(flat, ready.setup.request), job.feeds, UserRows())
-                    several.check(Buckets({batch or 1: runner.executable}, proof), sized, length)
+                    several.check(ready, sized, length)
                 buckets.append(bucket)
                 chosen.append((runner.label, ready.why, runner.notes))
             ENGINE.forget(flat)

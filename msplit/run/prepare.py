@@ -26,7 +26,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import LengthInputs
 from msplit.inputs.make import feeds_for
 from msplit.progress import Progress, prepared, silent, timing
-from msplit.run.buckets import Lengths, RowProof, rows_of
+from msplit.run.buckets import Buckets, Lengths, RowProof, rows_of
 from msplit.run.compilation import CompiledSetup, chosen_variant, compiled
 from msplit.run.renew import RunnerValues
 from msplit.run.request import FAST, FULL, RunOptions, RunRequest, refuse_exclusions, request_of
@@ -86,10 +86,8 @@ def prepare(
     """
     request = request_of(prepare, RunOptions, options)
     if lengths:
-        own = {"improve": improve, "variant": variant, "state": state is not None}
-        refuse_exclusions(
-            {**request.given, "lengths": lengths, **{name: value for name, value in own.items() if value}}
-        )
+        own = {"lengths": lengths, "improve": improve, "variant": variant, "state": state is not None}
+        refuse_exclusions({**request.given, **{name: value for name, value in own.items() if value}})
         return _for_lengths(opened(flat), replace(request, engine=CUDA.name), lengths, progress)
     return prepare_for(flat, request, variant=variant, progress=progress, improve=improve, state=state)
 
@@ -139,8 +137,9 @@ def _for_lengths(flat: FlatGraph, request: RunRequest, lengths: Sequence[int], p
     with WithLengths.of(flat, lengths, request) as model, one_at_a_time(), timing() as phases, ExitStack() as errors:
         for length in model.lengths:
             ready = make_ready(model.flat, model.sized(request, length), None, progress)
-            runner = made[length] = errors.enter_context(closing(_with_rows(ready).with_rows()))
-            checks += [*ready.runner.checks, model.check(runner, request, length)]
+            errors.enter_context(ready.runner)
+            made[length], check = model.check(ready, request, length)
+            checks += [*ready.runner.checks, check]
             notes |= dict.fromkeys(ready.runner.notes)
             CUDA.forget(model.flat)
         errors.pop_all()
@@ -199,37 +198,34 @@ class WithLengths:
         if not length:
             return request
         shapes = sized_shapes(self.flat, inputs, work.shapes, work.batch or 1, length)
-        return request.sized(
-            shapes=shapes, inputs={name: path for name, path in work.inputs.items() if name not in inputs}
-        )
+        files = {name: path for name, path in work.inputs.items() if name not in inputs}
+        return request.sized(shapes=shapes, inputs=files)
 
-    def check(self, executable: Executable, request: RunRequest, length: int) -> OutputCheck:
+    def check(self, ready: Ready, request: RunRequest, length: int) -> tuple[Executable, OutputCheck]:
         """Holds what runs rows of up to some length against TensorFlow, which runs the model as it came, without a padded position.
+
+        Returns:
+            What runs any number of such rows, and how the check went.
 
         Raises:
             EngineError: It gives other outputs.
         """
         before = max((one for one in self.lengths if one < length), default=0)
-        tried = sorted({1, before + 1, (before + 1 + length) // 2, length})
-        precision, door = (
-            Precision(request.precision).on(gpu=request.device != "cpu"),
-            Lengths({length: executable}, self.about),
-        )
+        rows = RowProof.of(*rows_of(self.flat, ready.setup.request), ready.chosen.job.feeds, UserRows())
+        made = Buckets({request.workload.batch or 1: ready.runner.executable}, rows)
+        tried, door = sorted({1, before + 1, (before + 1 + length) // 2, length}), Lengths({length: made}, self.about)
+        precision = Precision(request.precision).on(gpu=request.device != "cpu")
         with closing(session_on_cpu(self.own, op_libraries=request.op_libraries)) as session:
             for seed, size in enumerate(tried, request.seed):
                 work = self.sized(request, size).workload
-                work = replace(
-                    work, shapes={name: shape for name, shape in work.shapes.items() if name != self.about.name}
-                )
-                feeds = feeds_for(self.own, work, seed=seed)
-                found = compare(
-                    door.step(feeds), session.step(feeds), precision=precision, computed=computed_in(self.own)
-                )
+                shapes = {name: shape for name, shape in work.shapes.items() if name != self.about.name}
+                feeds = feeds_for(self.own, replace(work, shapes=shapes), seed=seed)
+                got, expected, computed = door.step(feeds), session.step(feeds), computed_in(self.own)
+                found = compare(got, expected, precision=precision, computed=computed)
                 if not found.passed:
                     what = f"rows that are {size} long give other outputs, padded to {length}, than in TensorFlow at their own length:"
-                    fix = "prepare it at fixed shapes (--shape), and report this: it is a defect of msplit"
-                    raise EngineError(what, details=found.describe().splitlines(), fix=fix)
-        return OutputCheck(f"TensorFlow at lengths {', '.join(map(str, tried))}", precision, len(tried), found)
+                    raise EngineError(what, details=found.describe().splitlines(), fix="prepare fixed shapes (--shape)")
+        return made, OutputCheck(f"TensorFlow at lengths {', '.join(map(str, tried))}", precision, len(tried), found)
 
 
 @dataclass(frozen=True, eq=False)

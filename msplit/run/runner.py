@@ -173,10 +173,6 @@ class Runner(DisplayMixin):
             raise problem
         return found
 
-    def with_rows(self) -> Executable:
-        """What runs any number of rows, where they are independent."""
-        return self.executable if self.rows is None else Buckets({self.rows.batch: self.executable}, self.rows)
-
     def update(self, source: NewValues | None = None, *, rows: NewRows | None = None) -> ValueUpdate:
         """Gives the model other values, between two steps: each step has either the old ones or the new ones, all of them.
 

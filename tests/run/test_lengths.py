@@ -101,8 +101,23 @@ def history(h: Any, mask: Any, rng: Any) -> Any:
     return h + tf.matmul(weight[:, None, :], h)
 
 
+def standardized(h: Any, mask: Any, rng: Any) -> Any:
+    """Over the positions: exactly 0 where there is one."""
+    mean, variance = tf.nn.moments(h, [1], keepdims=True)
+    return (h - mean) * tf.math.rsqrt(variance + 1e-2)
+
+
+def loop(h: Any, mask: Any, rng: Any) -> Any:
+    """A softmax over the positions in a loop of TensorFlow 1, which goes back by edges that a flat graph has cut."""
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.nn.softmax(y, 1)), [0, h])[1]
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
+
+
 LAYERS: tuple[Layer, ...] = (
-    *(dense, norm, places, attention, heads_in_rows, by_einsum, convolution, summed_up, gated, history),
+    *(dense, norm, places, attention, heads_in_rows, by_einsum, convolution, summed_up, gated, history, standardized),
 )
 LEAKS: dict[str, tuple[Layer, str]] = {
     "reversed": (lambda h, mask, rng: tf.reverse(h, [1]), "ReverseV2"),
@@ -113,6 +128,11 @@ LEAKS: dict[str, tuple[Layer, str]] = {
     "over rows, too": (lambda h, mask, rng: h - tf.reduce_mean(h, [0, 1]), "Mean"),
     "summed from the end": (lambda h, mask, rng: tf.cumsum(h, 1, reverse=True), "Cumsum"),
     "every other window": (lambda h, mask, rng: tf.nn.conv1d(h, weights(rng, 3, D, D), 2, "SAME"), "Conv2D"),
+    "in a loop": (loop, "Softmax"),
+    "of TensorFlow 2": (
+        lambda h, mask, rng: tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.cumsum(y, 1)), [0, h])[1],
+        "Cumsum",
+    ),
     "rolled": (lambda h, mask, rng: tf.roll(h, 1, 1), "Roll"),
     "what depends on places alone": (
         lambda h, mask, rng: h * tf.reduce_mean(tf.cast(tf.range(sizes(h)[1]), tf.float32)),

@@ -44,7 +44,7 @@ from msplit.shapes.registry import UNKNOWN, Shape
 from msplit.shapes.result import CONTRADICTION, FUNCTIONAL
 
 LAST, MEAN = "last", "mean"
-"""Masks that do more than to fill: only the last position of a row stays, or entries are weighted by how many of all are the row's."""
+"""Masks that do more than to fill: only the last position of a row stays, or as many are counted as are the row's."""
 
 LOWEST, LARGEST = "lowest", "largest"
 """Fills of a type's own: minus infinity, infinity, or its smallest and largest whole number."""
@@ -53,6 +53,7 @@ _MOST_TRIES = 256
 """Ways in which axes of several inputs of a node may belong together, of which so many are tried."""
 
 _HANDS_ON, _VIEWS = ops_with("identity") | ops_with("forwards"), ops_with("view")
+InputShapes = Mapping[str, tuple[int | None, ...]]
 Hidden = dict[int, tuple[int, str]]
 """By input slot, the axis of positions, and what hides those beyond the end."""
 
@@ -241,14 +242,13 @@ def _plain(state: RowState) -> RowState:
 
 def _shape(view: View, slot: int) -> RowState:
     """The state of a shape, which has a number for each axis of positions."""
-    state, found = view.states[slot], list[LinearSizes]()
-    for one in state.axes if isinstance(state, Several) else (state,):
-        sizes = of_shape(replace(view, states=[one] * len(view.states)), slot)
-        if not isinstance(sizes, LinearSizes):
-            return sizes
-        found.append(sizes)
-    slope = np.sum([one.slope for one in found], 0)
-    return sizes_state(np.where(slope != 0, 0, found[0].base), slope)
+    axes = _axes(view.states[slot]) if isinstance(view.states[slot], Several) else view.states[slot : slot + 1]
+    found = [of_shape(replace(view, states=[one] * len(view.states)), slot) for one in axes]
+    sizes = [one for one in found if isinstance(one, LinearSizes)]
+    if len(found) == 1 or not sizes:
+        return found[0]
+    slope = np.sum([one.slope for one in sizes], 0)
+    return sizes_state(np.where(slope != 0, 0, sizes[0].base), slope)
 
 
 def _mixing(*ops: str) -> Callable[[Decide], Decide]:
@@ -377,7 +377,7 @@ def _convolved(view: View) -> tuple[RowState, Hidden]:
     return state, {0: (_whole(state), "0")}
 
 
-def lengths_of(flat: FlatGraph, shapes: Mapping[str, tuple[int | None, ...]]) -> tuple[str, ...]:
+def lengths_of(flat: FlatGraph, shapes: InputShapes) -> tuple[str, ...]:
     """Inputs with positions: rows are open, and how many positions each has; no shape was given.
 
     Raises:
@@ -395,9 +395,7 @@ def lengths_of(flat: FlatGraph, shapes: Mapping[str, tuple[int | None, ...]]) ->
     return tuple(found)
 
 
-def sized_shapes(
-    flat: FlatGraph, inputs: Sequence[str], shapes: Mapping[str, tuple[int | None, ...]], rows: int, length: int
-) -> dict[str, Any]:
+def sized_shapes(flat: FlatGraph, inputs: Sequence[str], shapes: InputShapes, rows: int, length: int) -> dict[str, Any]:
     """Shapes of inputs at so many rows, of which those with positions have so many of them; of others those that were given."""
     found: dict[str, Any] = dict(shapes)
     for name, shape in stated_shapes(flat).items():
@@ -408,7 +406,7 @@ def sized_shapes(
     return found
 
 
-def positions_of(flat: FlatGraph, longest: int, shapes: Mapping[str, tuple[int | None, ...]]) -> LengthProof:
+def positions_of(flat: FlatGraph, longest: int, shapes: InputShapes) -> LengthProof:
     """Proves that sequences may be padded.
 
     Args:
@@ -432,9 +430,7 @@ def positions_of(flat: FlatGraph, longest: int, shapes: Mapping[str, tuple[int |
     return found[0]
 
 
-def _proved(
-    flat: FlatGraph, inputs: Sequence[str], shapes: Mapping[str, tuple[int | None, ...]], rows: int, length: int
-) -> LengthProof:
+def _proved(flat: FlatGraph, inputs: Sequence[str], shapes: InputShapes, rows: int, length: int) -> LengthProof:
     sized = sized_shapes(flat, inputs, shapes, rows, length)
     result, _ = inferred(flat, rows, sized)
     ends, back = [(tensor, (tensor.node, tensor.port)) for tensor in flat.inputs], flat.back_edges
@@ -442,40 +438,42 @@ def _proved(
     carried = zip(back.dst.tolist(), zip(back.src.tolist(), back.port.tolist(), strict=True), strict=True)
     along = LengthPass(Setting(length, flat.graph.functions), flat.graph, result, given, dict(carried))
     along.run()
-    refusals, outputs = dict[RowDependence, None](), dict[str, tuple[int, ...]]()
+    refusals, outputs = list[str](), dict[str, tuple[int, ...]]()
     for tensor in flat.outputs:
         state = along.state(tensor.node, tensor.port)
         axes = [one for one in _axes(state) if one == PerRow(getattr(one, "axis", 0))]
         if isinstance(state, MixedRows):
-            refusals[state.refusal] = None
+            refusals.append(str(state.refusal))
         elif len(axes) < len(_axes(state)):
-            refusals[
-                along.refused(tensor.node, "gives how many positions there are, or positions in several places")
-            ] = None
+            refusals.append(
+                str(along.refused(tensor.node, "gives how many positions there are, or some in several places"))
+            )
         elif axes:
             outputs[tensor.name] = tuple(one.axis for one in axes)
     masks = _masks(flat, along, walked(flat, rows, sized)[0], refusals)
     if refusals:
         what = "positions of a sequence depend on each other, so that sequences can not be padded"
         fix = "prepare it at fixed shapes (--shape), or write that part by ops that msplit can mask, such as a softmax"
-        raise MsplitError(what, details=[str(one) for one in refusals][:5], fix=fix)
+        raise MsplitError(what, details=[*dict.fromkeys(refusals)][:5], fix=fix)
     return LengthProof(tuple(inputs), outputs, masks)
 
 
-def _masks(
-    flat: FlatGraph, along: LengthPass, by_row: RowPass, refusals: dict[RowDependence, None]
-) -> dict[Tensor, LengthMask]:
+def _masks(flat: FlatGraph, along: LengthPass, by_row: RowPass, refusals: list[str]) -> dict[Tensor, LengthMask]:
     """What hides positions; tensors without rows, of which each had a length, are refused."""
-    masks, wanted = dict[Tensor, LengthMask](), flat.graph.ancestors([tensor.node for tensor in flat.outputs])
+    masks = dict[Tensor, LengthMask]()
     for (node, slot), (axis, fill) in sorted(along.hidden.items()):
         source = flat.graph.inputs(node)[slot]
         state = by_row.state(*source)
         row = state if isinstance(state, PerRow) and not state.tells and not state.group and state.inner else None
         if row is not None and row.axis != axis and flat.region[node] < 0:
             masks[node, slot] = LengthMask(axis, fill, len(along.result.shape(*source) or ()), row)
-        elif wanted[node]:
-            why = state.refusal.why if isinstance(state, MixedRows) else "is part of a loop, or takes what has no rows"
-            refusals[along.refused(node, f"mixes positions, and {why}")] = None
+        else:
+            refusal = (
+                state.refusal.why
+                if isinstance(state, MixedRows)
+                else "is in a loop, or of what requests have in common"
+            )
+            refusals.append(str(along.refused(node, f"mixes positions, and {refusal}")))
     return masks
 
 
