@@ -193,7 +193,7 @@ def same(got: Any, expected: Any) -> None:
 @given(
     st.lists(st.sampled_from(LAYERS), max_size=3), st.lists(st.integers(1, LONGEST), min_size=1, max_size=4), st.data()
 )
-@settings(max_examples=examples(25, 300), deadline=None)
+@settings(max_examples=examples(12, 300), deadline=None)
 def test_rows_of_different_lengths_are_what_each_is_alone(
     tmp_path_factory: pytest.TempPathFactory, layers: list[Layer], sizes: list[int], data: st.DataObject
 ) -> None:
