@@ -2,6 +2,8 @@
 
 It is written from the flat graph, so that tensors inside of called functions can be named; functions of loops and conds stay functions.
 What is fed becomes a placeholder of the same name. Variables keep their values, tables what fills them, nodes all that they say.
+
+Or writes all of a model with the length of each row as one more input, which hides what lies beyond the end of a row.
 """
 
 from __future__ import annotations
@@ -10,15 +12,17 @@ import copy
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.assignment.model import opened
+from msplit.analysis.rows.lengths import LARGEST, LAST, LOWEST, MEAN, LengthMask, LengthProof
+from msplit.assignment.model import load, opened
 from msplit.assignment.replicas import Ensemble, add_functions, free_name, initializers, lasting_nodes
-from msplit.assignment.replicate import beside, save_values, saved_model, values_of
+from msplit.assignment.replicate import beside, describe, save_values, saved_model, values_of
 from msplit.core.arguments import listed, spelled
 from msplit.core.graph import CONTROL, Edges, no_collection
 from msplit.engines.tensorflow.placed import file_nodes
@@ -27,8 +31,9 @@ from msplit.flatten import control_flow
 from msplit.flatten.flat import FlatGraph, original
 from msplit.formats import atomic, writer
 from msplit.formats.endpoints import has_outputs, named, split_tensor
-from msplit.formats.model import Endpoint, Format, Model
-from msplit.formats.tensors import add_copy, add_node, dtype_number
+from msplit.formats.model import Endpoint, Format, Model, meta_graphs
+from msplit.formats.reader import SAVED_MODEL_FILES
+from msplit.formats.tensors import add_copy, add_node, dtype_number, numpy_dtype
 from msplit.opset.traits import FREE_OF_EFFECTS, PLACEHOLDERS, VARIABLES, ops_with, traits
 from msplit.progress import phase
 from msplit.shapes import Shapes, infer
@@ -335,3 +340,102 @@ def _notes(flat: FlatGraph, part: _Part, made: Ensemble) -> Iterable[str]:
     if bare and used.any():
         names = ",".join(end.tensor.removesuffix(":0") for end in made.outputs.values())
         yield f"A GraphDef does not name its outputs: give other commands --part outputs={names}."
+
+
+def with_lengths(flat: FlatGraph, proof: LengthProof, folder: Path) -> tuple[FlatGraph, str]:
+    """Writes a model into a folder with the length of each row as one more input, by which what `proof` tells is hidden, and reads it.
+
+    Returns:
+        The model, and the name of that input.
+    """
+    path, bare = folder / flat.model.path.name, flat.model.format.binary is Format.GRAPH_DEF
+    cut(flat, path, inputs=[tensor.name for tensor in flat.inputs])
+    outputs = [tensor.name for tensor in flat.outputs] if bare else None
+    model = load(path, record=False, outputs=outputs).model
+    message = copy.deepcopy(model.proto)
+    meta = meta_graphs(model.format, message)[model.meta_graph]
+    graph_def = message if meta is None else meta.graph_def
+    nodes, known = {node.name: node for node in graph_def.node}, infer(flat)
+    name = free_name("lengths", {*nodes, *(tensor.name for tensor in flat.inputs)})
+    add_node(graph_def, name, "Placeholder", dtype="int32", shape=(None,))
+    fed = next(tensor for tensor in flat.inputs if tensor.name == proof.inputs[0])
+    first = f"{flat.graph.names[fed.node]}:{fed.port}", flat.dtype(fed.node, fed.port)
+    masks = _Masks(graph_def, free_name(f"{name}_of_rows", {one.split("/")[0] for one in nodes}), name, first)
+    for (number, slot), mask in proof.masks.items():
+        node, source = nodes[flat.graph.names[number]], flat.graph.inputs(number)[slot]
+        dtype = known.dtype(*source) or flat.dtype(*source)
+        node.input[slot] = masks.hidden(node.input[slot], mask, dtype)
+        if mask.fill == MEAN:
+            masks.divide(node, mask, dtype)
+    if meta is not None:
+        end = Endpoint(name, name, 0, "int32", (None,))
+        describe(meta.signature_def[str(model.signature)].inputs[name], end, end.tensor)
+    where = path / SAVED_MODEL_FILES[model.format.is_text] if model.is_saved_model else path
+    where.write_bytes(message.SerializeToString(deterministic=True))
+    return load(path, record=False, outputs=outputs), name
+
+
+class _Masks:
+    """Writes masks into a graph. What several of them need is written once."""
+
+    def __init__(self, graph_def: Any, scope: str, lengths: str, fed: tuple[str, str]) -> None:
+        self._graph_def, self._scope, self._made = graph_def, scope, dict[tuple[Any, ...], str]()
+        number, (first, dtype) = partial(self._constant, "int32"), fed
+        ends = [number(size) for size in ([1], [2], [1])]
+        shape = self._add("Shape", first, T=dtype)
+        longest = self._add("StridedSlice", shape, *ends, T="int32", Index="int32", shrink_axis_mask=1)
+        self._places = self._add("Range", number(0), longest, number(1))
+        self._lengths = self._add("Maximum", lengths, number(1), T="int32")
+
+    def _add(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """Adds a node where there is none like it yet. Its name."""
+        key = (op, inputs, repr(attrs))
+        if key not in self._made:
+            self._made[key] = f"{self._scope}/{op}_{len(self._made)}"
+            add_node(self._graph_def, self._made[key], op, inputs, **attrs)
+        return self._made[key]
+
+    def _constant(self, dtype: str, value: Any) -> str:
+        return self._add("Const", dtype=dtype, value=(dtype, value))
+
+    def _shaped(self, tensor: str, shape: list[int]) -> str:
+        return self._add("Reshape", tensor, self._constant("int32", shape), T="int32")
+
+    def hidden(self, tensor: str, mask: LengthMask, dtype: str) -> str:
+        """A tensor without positions beyond the end of each row."""
+        rows, lengths = mask.rows, self._lengths
+        if (rows.outer, rows.inner) != (1, 1):
+            times = self._constant("int32", [rows.outer, 1, rows.inner])
+            lengths = self._add("Tile", self._shaped(lengths, [1, -1, 1]), times, T="int32")
+        places, lengths = (
+            self._shaped(one, [-1 if place == axis else 1 for place in range(mask.rank)])
+            for one, axis in ((self._places, mask.axis), (lengths, rows.axis))
+        )
+        kept = self._add("Less", places, lengths, T="int32")
+        if mask.fill == LAST:
+            last = self._add("Sub", lengths, self._constant("int32", 1), T="int32")
+            kept = self._add("Equal", places, last, T="int32")
+        hidden = self._add("SelectV2", kept, tensor, self._constant(dtype, _fill(mask.fill, dtype)), T=dtype)
+        if mask.fill == LAST:
+            hidden = self._add("Sum", hidden, self._constant("int32", [mask.axis]), T=dtype, keep_dims=True)
+        return hidden
+
+    def divide(self, mean: Any, mask: LengthMask, dtype: str) -> None:
+        """Makes of a mean a sum, divided by the sum of as many ones as there are, which is as exact as TensorFlow's."""
+        ones, names = self.hidden(self._add("OnesLike", mean.input[0], T=dtype), mask, dtype), list[str]()
+        for source in (mean.input[0], ones):
+            names.append(f"{self._scope}/Mean_{len(self._graph_def.node)}")
+            part = add_copy(self._graph_def.node, mean)
+            part.name, part.op, part.input[0] = names[-1], "Sum", source
+        mean.op = "RealDiv"
+        mean.input[:2] = names
+        for attr in ("Tidx", "keep_dims"):
+            mean.attr.pop(attr, None)
+
+
+def _fill(fill: str, dtype: str) -> Any:
+    """What positions beyond the end become."""
+    if fill not in (LOWEST, LARGEST):
+        return int(fill == "1")
+    kind, sign = numpy_dtype(dtype), -1 if fill == LOWEST else 1
+    return (np.iinfo(kind).min if sign < 0 else np.iinfo(kind).max) if kind.kind in "iu" else sign * np.inf

@@ -71,14 +71,15 @@ def _sign(meta: Any, model: Model, made: Ensemble) -> None:
             signature.inputs[name].CopyFrom(info)
     else:
         for end in (end for end in model.inputs if end.name in made.inputs):
-            _describe(signature.inputs[end.name], end, made.inputs[end.name])
+            describe(signature.inputs[end.name], end, made.inputs[end.name])
     for name, end in made.outputs.items():
-        _describe(signature.outputs[name], end, end.tensor)
+        describe(signature.outputs[name], end, end.tensor)
     if made.init_op:  # where TensorFlow 1 has it: its signature of this name takes no assets
         meta.collection_def[MAIN_OP].node_list.value.append(made.init_op)
 
 
-def _describe(info: Any, end: Endpoint, tensor: str) -> None:
+def describe(info: Any, end: Endpoint, tensor: str) -> None:
+    """Says in a signature what an end is."""
     node, port = split_tensor(tensor)
     info.name = f"{node}:{port}"
     info.dtype = dtype_number(end.dtype) if end.dtype else 0

@@ -74,6 +74,21 @@ class Bucket:
 
 
 @dataclass(frozen=True)
+class LengthInputs:
+    """Sequences of a model whose rows are filled up to a length that was prepared.
+
+    Attributes:
+        name: Input of what runs, which is none of the model's: the length of each row.
+        inputs: Those of which rows are filled up, along the second axis.
+        outputs: Axes along which outputs are cut.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The manifest of a build.
 
@@ -98,6 +113,7 @@ class Manifest:
             other.
         method: Method of TensorFlow Serving that the model's signature was exported for, "" where that is not known.
         tables: Bytes at the end of the weights that stay in the host's memory: tables of which the GPU keeps some rows.
+        lengths: What has rows of any length, where several lengths were built; None where all shapes but the batch are fixed.
     """
 
     made_for: Mapping[str, str]
@@ -118,6 +134,7 @@ class Manifest:
     files: Mapping[str, tuple[Annotated[int, 0, _LARGEST], Sha256]]
     method: str = ""
     tables: Annotated[int, 0, _LARGEST] = 0
+    lengths: LengthInputs | None = None
 
 
 def write(

@@ -12,6 +12,7 @@ import numpy as np
 
 from msplit.analysis.inventory import BranchSize, RegionSize, TableUse
 from msplit.analysis.isomorphic import Isomorphic, NearlyIsomorphic
+from msplit.analysis.rows.lengths import about_lengths
 from msplit.analysis.shared import SharedWork
 from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
@@ -324,7 +325,7 @@ def _notes(found: Analysis, coverage: Coverage | None, loose: Collection[str]) -
     if found.judgement.helps and found.suggestion.rule_set != "default":
         lines.append(f"Rule set for this kind of model: {found.suggestion.rule_set}. {found.suggestion.why}")
     if coverage is not None:
-        lines.append(_coverage_note(coverage))
+        lines += filter(None, [_coverage_note(coverage), about_lengths(found.flat)])
     if loose:
         lines.append(f"{some(sorted(loose), 5)} {_LOOSE}")
     if text := left_out_text(found.flat.model):

@@ -57,6 +57,8 @@ class TuneSettings:
 
 
 _ONE_BATCH = "several batches are measured one after the other, and it is for one"
+_ONE_LENGTH = "lengths are prepared one by one, on one GPU"
+_OF_ONE_LENGTH = "reference plan tune variant state improve devices split cluster shared"
 
 EXCLUSIONS: tuple[tuple[tuple[str, Any], tuple[str, Any], str], ...] = (
     (("tune", None), ("effort", "fast"), "to tune is to measure"),
@@ -78,6 +80,8 @@ EXCLUSIONS: tuple[tuple[tuple[str, Any], tuple[str, Any], str], ...] = (
         (("table_memory", None), (name, None), "one GPU reads them")
         for name in ("devices", "split", "cluster", "world", "gpus", "hosts")
     ),
+    *((("lengths", None), (name, None), _ONE_LENGTH) for name in _OF_ONE_LENGTH.split()),
+    (("lengths", None), ("engine", "tensorflow"), "TensorFlow takes rows of any length"),
     (("resume", None), ("restore", None), "one goes on from a checkpoint, and the other begins with one"),
     (("batches", None), ("reference", None), "a reference is for one batch"),
     *(

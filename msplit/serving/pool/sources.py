@@ -131,6 +131,9 @@ def recipes(
     """
     if not isinstance(model, FlatGraph) and is_build(path(model)):
         loaded = load_build(model, request.places[0])
+        if loaded.manifest.lengths is not None:
+            what = f"{os.fspath(model)} was built for rows of several lengths, which a pool or a server does not join"
+            raise MsplitError(what, fix="open it with msplit.open, or build it with one --shape")
         once = loaded.restored[loaded.manifest.rungs[-1].program].shared
         if request.shared and not once.entries:
             raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
