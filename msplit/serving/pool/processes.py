@@ -118,7 +118,8 @@ class ProcessSteps(PoolSteps):
         if count >= self._settings.max_queue:
             queue.refused += 1
             raise Busy(
-                f"{count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
+                f"{self._settings.max_queue} requests wait already, the most that may",
+                fix="send it again later, or raise max_queue",
             )
 
     def _freest(self, level: int) -> ProcessLine | None:
