@@ -73,21 +73,9 @@ def graphed(run):
 
 
 def timed(runs):
-    """µs of one run: least, median, largest of all turns."""
-    gpu, times = DEVICE.type == "cuda", [[] for _ in runs]
-    for turn, (at, run) in itertools.product(range(TURNS if gpu else 1), enumerate(runs)):
-        if gpu:
-            one, other = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            one.record()
-            run()
-            other.record()
-            other.synchronize()
-            if turn:
-                times[at].append(one.elapsed_time(other) * 1e3 / EACH)
-        else:
-            run()
-            times[at].append(1.0)
-    return [(min(one), statistics.median(one), max(one)) for one in times]
+    """µs of one run: least, median, largest of all turns but the first."""
+    every = [[us / EACH for us in one[1:] or one] for one in missed_rows.times_of(runs, TURNS)]
+    return [(min(one), statistics.median(one), max(one)) for one in every]
 
 
 def main():
