@@ -176,13 +176,13 @@ def traced() -> tuple[msplit.FlatGraph, msplit.Bench]:
 
 
 def timed(timeline: Timeline) -> Timeline:
-    """The same step where each span takes 1 to 3 µs and begins when its stream is free and what it waits for is over."""
-    spans, free = list(timeline.spans), dict[int, float]()
-    for number, position in enumerate(sorted(range(len(spans)), key=lambda one: spans[one].start_us)):
+    """The same step where each span begins when its stream is free and what it waits for is over; what is waited for is long."""
+    spans, free, awaited = list(timeline.spans), dict[int, float](), {before for before, _ in timeline.waits}
+    for position in sorted(range(len(spans)), key=lambda one: spans[one].start_us):
         span = spans[position]
         over = [spans[before].end_us for before, after in timeline.waits if after == position]
         start = max([free.get(span.stream, 0.0), *over])
-        free[span.stream] = start + 1 + number % 3
+        free[span.stream] = start + (50 if position in awaited else 1)
         spans[position] = replace(span, start_us=start, end_us=free[span.stream])
     return replace(timeline, spans=tuple(spans))
 
