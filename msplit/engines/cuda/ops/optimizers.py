@@ -224,23 +224,20 @@ def all_gather(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
 
     Those that `scaled` says are divided by the number of ranks: rows of a gradient of a mean over fewer rows.
     """
-    ranks, values = node.attrs["ranks"], inputs[: node.attrs["count"]]
-    raw = [value.contiguous().view(-1).view(torch.uint8) for value in values]
-    sizes = [-(-max(one.numel(), 1) // _ALIGNED) * _ALIGNED for one in raw]
-    own = raw[0].new_empty(sum(sizes))
-    torch._foreach_copy_([part[: one.numel()] for part, one in zip(torch.split(own, sizes), raw, strict=True)], raw)
-    group = _group(own)
+    ranks, values = node.attrs["ranks"], list(inputs[: node.attrs["count"]])
+    rows = [number for number, scaled in enumerate(node.attrs["scaled"]) if scaled]
+    for number, scaled in zip(
+        rows, torch._foreach_div([values[one] for one in rows], ranks) if rows else (), strict=True
+    ):
+        values[number] = scaled
+    own = [value.contiguous() for value in values]
+    group = _group(own[0])
     if group is None:
-        every = own.repeat(ranks, 1)
+        every = [one.repeat(ranks, *[1] * (one.dim() - 1)) for one in own]
     else:
-        every = own.new_empty((ranks, own.numel()))
+        every = [one.new_empty((ranks * one.shape[0], *one.shape[1:])) for one in own]
         group.gather(every, own)
-    found = []
-    for part, one, value, scaled in zip(torch.split(every, sizes, 1), raw, values, node.attrs["scaled"], strict=True):
-        rows = part[:, : one.numel()].contiguous().view(-1).view(value.dtype)
-        rows = rows.view(ranks * value.shape[0], *value.shape[1:])
-        found.append(rows / ranks if scaled else rows)
-    return *found, _token(own)
+    return *every, _token(own[0])
 
 
 @lowering("_OwnSteps", own=True)
