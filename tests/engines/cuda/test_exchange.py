@@ -262,6 +262,34 @@ def test_updates_that_read_the_gradients_of_both_give_what_means_give(monkeypatc
     assert counted[0]["_AllReduce"] == counted[1]["_AllReduce"]
 
 
+@pytest.mark.parametrize("mode", [KernelMode.PLAIN, KernelMode.GROUPED])
+def test_updates_read_the_gradients_of_both_beside_means_of_other_inputs(monkeypatch, mode):
+    """A rate of the batch, whose input stands behind the gradient; one gradient for two variables, and one of which an output is made; a
+    variable that is read behind its update, and one that another op updates."""
+
+    def build(tf, v1):
+        x, weight = v1.placeholder(tf.float32, [None, WIDTH], "x"), v1.placeholder(tf.float32, [None], "weight")
+        names = ("weights", "again", "seen", "other")
+        first, again, seen, other = (v1.get_variable(name, [WIDTH, 2], use_resource=True) for name in names)
+        loss = tf.reduce_mean(tf.square(x @ first + x @ again + (x @ seen) ** 2 + x @ other - 3.0))
+        one, two, three = tf.gradients(loss, [first, seen, other])
+        optimizer = v1.train.FtrlOptimizer(0.1 + 0.1 * tf.reduce_mean(weight), l1_regularization_strength=0.01)
+        tf.identity(tf.reduce_sum(two), "fetched")
+        update = optimizer.apply_gradients([(one, first), (one, again), (two, seen)])
+        moving = v1.get_variable("moving", [WIDTH, 2], use_resource=True)
+        with tf.control_dependencies([update]):
+            followed = moving.assign_sub(0.1 * (moving - first.read_value()))
+        return loss, tf.group(followed, other.assign_sub(0.1 * three), name="step")
+
+    flat, state = small(build, "fetched")
+    fed = [{name: one[name] for name in ("x", "weight")} for one in batches()]
+    monkeypatch.setenv(ranks.SYMMETRIC, "1")
+    assert_same(flat, fed, state, Shards(2, ("x", "weight")), mode=mode)
+    options = replace(options_of("cpu"), shards=Shards(2, ("x", "weight")))
+    program = ENGINE.compile(replace(job_of(flat, fed[0], state, mode), options=options)).program
+    assert [step.op.attrs.get("ranks") for step in program.steps if step.op.op == "_ApplyFlat"] != []
+
+
 @pytest.mark.parametrize(("clip", "count"), [(True, 2), (False, 4)])
 def test_means_are_made_of_what_is_clipped_and_for_more_ranks(monkeypatch, clip, count):
     monkeypatch.setenv(ranks.SYMMETRIC, "1")
@@ -273,7 +301,7 @@ def test_means_are_made_of_what_is_clipped_and_for_more_ranks(monkeypatch, clip,
     assert not [step.op.op for step in program.steps if step.op.op in ("_AllWait", "_AllMean", "_ApplyFlat")]
 
 
-def small(build):
+def small(build, *fetches):
     """The flat graph of a step of gradient descent on the loss that `build` makes, and values of its variables."""
     import tensorflow as tf
 
@@ -284,7 +312,7 @@ def small(build):
         tf.identity(loss, "loss")
         step = others or v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="step")
         state = initial_values(v1)
-    return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
+    return flat_of(made.as_graph_def(), outputs=["loss", *fetches, step.name]), state
 
 
 @pytest.mark.parametrize("clipped", ["", "by norm", "by global norm"])

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain, groupby
@@ -93,7 +93,7 @@ def insert(
     token: list[Key] = []
     readers = {what: number for (number, _), what in reversed(reads.items())}
     buckets = _buckets(graph, every)
-    late = [number for number, bucket in enumerate(buckets) if any(one.key in summed for one in bucket)][-1:]
+    late = [number for number, bucket in enumerate(buckets) if _is_summed(graph, bucket, summed)][-1:]
     for message, bucket in enumerate(buckets):
         first = bucket[0]
         near = graph.ops[first.key[0] if first.key[0] in graph.ops else readers[first.key, first.gathered]]
@@ -112,6 +112,12 @@ def insert(
             given = _means(graph, near, {what: keys for what, keys in given.items() if what[0] not in summed})
         made |= {what: keys[0] for what, keys in given.items()}
     return made, of_ranks
+
+
+def _is_summed(graph: OpGraph, bucket: Sequence[Said], summed: Set[Key]) -> bool:
+    """True if updates may take most of a message of each rank."""
+    sizes = {one.key: math.prod(_shape(graph, one.key)) for one in bucket}
+    return 2 * sum(size for key, size in sizes.items() if key in summed) > sum(sizes.values())
 
 
 _Given = dict[tuple[Key, bool], list[Key]]
@@ -361,21 +367,24 @@ def insert_allreduce(graph: OpGraph, shards: Shards, resized: OpGraph | None) ->
     made, of_ranks = insert(
         graph, [*walk.said.values()], walk.reads, shards.count, _summed(walk, fetched), [*local][:1]
     )
-    for (number, slot), what in walk.reads.items():
-        _read_instead(graph.ops[number], slot, of_ranks.get(what[0]) or made[what], gathered=what[1])
+    _read_instead(graph, walk, made, of_ranks)
     graph.fetches = {name: made[key, False] if key in fetched else key for name, key in graph.fetches.items()}
     graph.sort()
     return any(gathered for _, gathered in walk.said)
 
 
-def _read_instead(op: Op, slot: int, given: Key | list[Key], *, gathered: bool) -> None:
-    """Lets an op read what is exchanged, of each rank where it makes the mean itself."""
-    if isinstance(given, list):
-        average_gradients(op, given)
-        return
-    op.inputs[slot] = given
-    if gathered and op.op == _SUM:
-        op.attrs[IN_ORDER] = True  # each process sums up the rows of all
+def _read_instead(
+    graph: OpGraph, walk: _Walk, made: Mapping[tuple[Key, bool], Key], of_ranks: Mapping[Key, Sequence[Key]]
+) -> None:
+    """Lets ops read what is exchanged. Updates that make a mean themselves read that of each rank."""
+    for (number, slot), what in walk.reads.items():
+        op = graph.ops[number]
+        op.inputs[slot] = made[what] if what in made else of_ranks[what[0]][0]
+        if what[1] and op.op == _SUM:
+            op.attrs[IN_ORDER] = True  # each process sums up the rows of all
+    for (number, _), (key, _) in walk.reads.items():  # behind the others: places of inputs become others
+        if key in of_ranks:
+            average_gradients(graph.ops[number], of_ranks[key])
 
 
 def _summed(walk: _Walk, fetched: Sequence[Key]) -> frozenset[Key]:
