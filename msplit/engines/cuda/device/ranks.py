@@ -11,10 +11,10 @@ in the order of ranks, which gives the same bits on all GPUs as well.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 
 import torch
@@ -39,7 +39,7 @@ _CALLS = 10
 """Calls in a graph of which one is timed."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Room:
     """Memory for the values of a message, which the GPUs of all ranks read and write.
 
