@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 import torch
@@ -51,7 +51,7 @@ class Room:
     """
 
     own: torch.Tensor
-    every: Sequence[torch.Tensor]
+    every: list[torch.Tensor]
     wait: Callable[[], object]
     by_rank: bool
 
@@ -87,7 +87,7 @@ class Symmetric:
         _sum_and_divide(flat)
         return True
 
-    def read(self, flat: torch.Tensor) -> Sequence[torch.Tensor] | None:
+    def read(self, flat: torch.Tensor) -> list[torch.Tensor] | None:
         """The values of all ranks where they lie, once all are there; None for a tensor whose mean is to be made."""
         room = self.find(flat)
         if room is None or not room.by_rank:
@@ -186,7 +186,7 @@ class ProcessGroup:
         with _told():
             return Device.of(like.device).owned(Symmetric).room(like, size, message, by_rank=by_rank)
 
-    def read(self, flat: torch.Tensor) -> Sequence[torch.Tensor] | None:
+    def read(self, flat: torch.Tensor) -> list[torch.Tensor] | None:
         """What all ranks have in the place of a tensor of `room`, by rank, until `wait` is over; None where it is to be averaged."""
         with _told():
             return Device.of(flat.device).owned(Symmetric).read(flat)
