@@ -24,7 +24,8 @@ from msplit.engines.cuda.device.device import Device
 from msplit.errors import RankLost
 
 SYMMETRIC = "MSPLIT_SYMMETRIC"
-"""Environment variable: with ``1`` means go through symmetric memory where that is measured to be faster than NCCL."""
+"""Environment variable: with ``1`` what is averaged goes through symmetric memory, or is read there by who sums it up, where that is faster
+than NCCL, as measured."""
 
 
 def uses_symmetric_memory() -> bool:
