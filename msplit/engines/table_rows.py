@@ -15,8 +15,6 @@ In memory a row is words of 4 bytes: its numbers, zeros up to a multiple of 16 b
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import math
 import mmap
 import os
 import sys
@@ -266,96 +264,6 @@ def saved(name: str, value: Array, copy: Callable[[Array], Array] = np.array) ->
 MAPPED, PACKED, UNALIGNED, MEMORY, REFUSED, UPDATED = "mapped", "packed", "unaligned", "no file", "refused", "updated"
 """How a table is in the host's memory: as its file, or as a copy. That is since its rows are packed, it begins at no multiple of 16 bytes,
 it is not as it stands in a file, the system does not map or pin that, or it has got new rows."""
-_FAILED = 2 * sys.maxsize + 1
-_MAY_MOVE, _FIXED = 1, 2
-
-
-def _called(name: str, *arguments: int) -> int | None:
-    """Address that a function of the C library gives; None where it fails, or is not there."""
-    call = getattr(ctypes.CDLL(None), name, None)
-    if call is None:
-        return None
-    call.restype = ctypes.c_void_p
-    found = call(*map(ctypes.c_size_t, arguments))
-    return None if found == _FAILED else found or 0
-
-
-def _unmap(address: int, size: int) -> None:
-    ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
-
-
-def _memory(address: int, size: int) -> NDArray[np.uint8]:
-    held: Any = (ctypes.c_uint8 * size).from_address(address)
-    return np.frombuffer(held, np.uint8)
-
-
-def _lies_in_file(array: Array) -> bool:
-    """True if all of an array is in one mapping of a file that is shared and read-only. (Linux tells its own.)"""
-    first, last = array.ctypes.data, array.ctypes.data + array.nbytes
-    with contextlib.suppress(OSError), open("/proc/self/maps") as lines:
-        for place, rights, _, _, inode, *_ in map(str.split, lines):
-            begin, end = (int(number, 16) for number in place.split("-"))
-            if begin <= first < end:
-                return rights == "r--s" and inode != "0" and last <= end
-    return False
-
-
-class FileTable:
-    """A table as it lies in a file, mapped from the page in which it begins: no other one shares pages with it, which CUDA pins once.
-
-    It is made of an array of another mapping, and so of the same file, whatever has its name by now. A mapping of one's own (`MAP_PRIVATE`)
-    is never taken: CUDA did not come back from pinning one.
-
-    Attributes:
-        pages: Its bytes, and what is before it in its first page.
-        rows: The table. It is not to be written to before `take_copy`.
-    """
-
-    def __init__(self, array: Array, address: int, before: int) -> None:
-        size = before + array.nbytes
-        self.pages = _memory(address, size)
-        weakref.finalize(self.pages, _unmap, address, size).atexit = False
-        self.rows: Array = self.pages[before:].view(array.dtype).reshape(array.shape)
-
-    @classmethod
-    def of(cls, array: Array) -> FileTable | str:
-        """The table that an array is, or why it is none."""
-        if not (array.nbytes and array.flags.c_contiguous and _lies_in_file(array)):
-            return MEMORY
-        # Rows of fewer bytes are read by elements anyway.
-        if array.ctypes.data % max(math.gcd(_ALIGNED, array[:1].nbytes), array.itemsize):
-            return UNALIGNED
-        before = array.ctypes.data % mmap.PAGESIZE
-        # Of a size of 0 a second mapping of the same pages is made.
-        address = _called("mremap", array.ctypes.data - before, 0, before + array.nbytes, _MAY_MOVE, 0)
-        return REFUSED if address is None else cls(array, address, before)
-
-    def copied(self) -> NDArray[np.uint8]:
-        """A copy of the pages, for `take_copy`.
-
-        Raises:
-            EngineError: There is no memory for it.
-        """
-        rights, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        address = _called("mmap", 0, len(self.pages), rights, flags, _FAILED, 0)
-        if address is None:
-            raise EngineError(
-                f"the host has no {len(self.pages) / 1e9:.3g} GB for a table", fix="open the new model anew"
-            )
-        found = _memory(address, len(self.pages))
-        list(_over(found, lambda part: np.copyto(found[part], self.pages[part])))
-        return found
-
-    def take_copy(self, copy: NDArray[np.uint8]) -> None:
-        """Puts a copy where the mapping is: under the same addresses there is memory now that may be written to.
-
-        Raises:
-            EngineError: The system does not.
-        """
-        place, size = self.pages.ctypes.data, len(copy)
-        if _called("mremap", copy.ctypes.data, size, size, _MAY_MOVE | _FIXED, place) != place:
-            _unmap(copy.ctypes.data, size)
-            raise EngineError("the system does not move memory to where a table is", fix="open the new model anew")
 
 
 def kept_in(ways: Mapping[str, int]) -> str:

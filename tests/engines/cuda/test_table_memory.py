@@ -18,9 +18,10 @@ import msplit
 from msplit import formats
 from msplit.engines.base import side_by_side
 from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.device.shared_memory import FileTable
 from msplit.engines.cuda.kernels import host_tables
 from msplit.engines.cuda.kernels.host_tables import CachedTable, HostTables, RowCache
-from msplit.engines.table_rows import FileTable, divided, rounded
+from msplit.engines.table_rows import divided, rounded
 from msplit.engines.variables import table_value
 from msplit.errors import MsplitError
 from msplit.formats.bundle import Checkpoint

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.device.capture import capture, is_capturing, no_capture, synchronize
 from msplit.engines.cuda.device.device import Device, new_stream, pin, runtime
+from msplit.engines.cuda.device.shared_memory import FileTable
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.program import copy_array, place_of, seen_by
 from msplit.engines.cuda.kernels.launch import Code, can_launch, is_precompiling, launch
@@ -41,7 +42,6 @@ from msplit.engines.table_rows import (
     PACKED,
     REFUSED,
     UPDATED,
-    FileTable,
     LookupCounts,
     divided,
     is_rounded,
@@ -436,19 +436,24 @@ class HostTables:
         """Has tables that are files in memory instead, under the same addresses: who is about to write to them calls it.
 
         Raises:
-            EngineError: There is no memory for one.
+            EngineError: There is no memory for one, or CUDA does not pin it.
         """
         for place in filter(None, map(self.find, tables)):
             if place.file is None or place.cache.ways[place.first][0] != MAPPED:
                 continue
-            copy, pages = place.file.copied(), place.file.pages
+            copy, pages = place.file.memory(), place.file.pages
+            copy_array(pages, copy)
             with no_capture(wait=True), self._lock:
                 if self._device.is_gpu:
-                    pin(copy, self._device.place)  # fails before anything is changed
+                    try:
+                        pin(copy, self._device.place)  # if it can not be, that is known before anything is changed
+                    except EngineError:
+                        place.file.drop(copy)
+                        raise
                     synchronize(self._device.place)  # no step begins meanwhile, and no refresh
                     for one in (copy, pages):
                         runtime().cudaHostUnregister(ctypes.c_void_p(one.ctypes.data))
-                place.file.take_copy(copy)
+                place.file.take(copy)
                 if self._device.is_gpu:
                     pin(pages, self._device.place)
                 place.cache.ways[place.first] = UPDATED, place.host.nbytes
