@@ -23,7 +23,7 @@ from msplit.engines.cuda.kernels import host_tables
 from msplit.engines.cuda.kernels.host_tables import CachedTable, HostTables, RowCache
 from msplit.engines.table_rows import divided, rounded
 from msplit.engines.variables import table_value
-from msplit.errors import MsplitError
+from msplit.errors import EngineError, MsplitError
 from msplit.formats.bundle import Checkpoint
 from tests.engines.cuda.cases import graph_of
 from tests.formats.test_bundle import block, header
@@ -725,3 +725,20 @@ def test_new_rows_of_a_file_go_to_a_copy(how: str, whole: bool, saved: Path, tmp
         check(1, 0 if whole else 2)
         assert set(places) == addresses, "captured graphs know the addresses"
     assert {one: one.read_bytes() for one in held} == held, "files stay as they are"
+
+
+def test_where_a_table_can_not_be_copied_no_values_change(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def memory(_: FileTable) -> None:
+        raise EngineError("the host has no memory")
+
+    model = saved_in_shards(saved, tmp_path / "model", {1: (0, 0), 2: (0, 0), 3: (0, 0)})
+    monkeypatch.setattr(FileTable, "memory", memory)
+    with msplit.prepare(model, batch=16, table_memory=MEMORY, **ON_CPU) as runner:
+        before = [runner.step(one)["out"] for one in requests(5)]
+        with pytest.raises(EngineError, match="no memory"):
+            runner.update(rows={"table_2": (np.arange(50), np.full((50, WIDTH), 7, np.float32))})
+        for one, wanted in zip(requests(5), before, strict=True):
+            np.testing.assert_array_equal(runner.step(one)["out"], wanted)
+        assert runner.executable.facts()["host_tables"] == "mapped from files"
