@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -236,13 +237,13 @@ def all_reduce(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
 def _pack(values: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
     """Copies values to where they lie side by side. Of whole vectors without gaps one kernel does it on a GPU: see `convert`."""
     own = can_launch(parts[0].device)
-    pairs: tuple[list[tuple[Tensor, Tensor]], ...] = [], []
-    for value, part in zip(values, parts, strict=True):
-        whole = own and value.is_contiguous() and not value.nbytes % _ALIGNED and not value.data_ptr() % _ALIGNED
-        pairs[whole].append((value, part))
-    for some, copy_all in zip(pairs, (lambda some, to: torch._foreach_copy_(to, some), convert), strict=True):
-        if some:
-            copy_all(*map(list, zip(*some, strict=True)))
+    whole = [
+        own and one.is_contiguous() and not one.nbytes % _ALIGNED and not one.data_ptr() % _ALIGNED for one in values
+    ]
+    others = [number for number, alone in enumerate(whole) if not alone]
+    if others:
+        torch._foreach_copy_([parts[one] for one in others], [values[one] for one in others])
+    convert([*compress(values, whole)], [*compress(parts, whole)])
 
 
 @lowering("_AllWait", own=True)
