@@ -84,6 +84,10 @@ class PoolOptions:
         type=options.numbers(click.IntRange(1)),
         help="Rows of the steps to have ready, such as 1,8,32 (default: 1, 4, 16 … up to --max-batch).",
     )
+    lengths: tuple[int, ...] | None = option(
+        type=options.numbers(click.IntRange(1)),
+        help="Lengths of rows to have ready, such as 32,64,128, of a model that leaves them open (of a build: its own).",
+    )
     max_delay_us: float = key(
         "--pool", "How long a step that is not full waits for more rows.", click.FloatRange(0), 0.0
     )

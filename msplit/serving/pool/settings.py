@@ -43,6 +43,8 @@ class PoolSettings:
         retries: How often a request is run again whose process has ended; 0: it fails (`errors.ProcessLost`).
         max_rows: Most rows of a request. One of more rows than a step has is run in several steps. None: `MAX_STEPS` steps of the largest
             batch.
+        lengths: Lengths of rows to capture graphs for, each for each of the buckets, of a model whose inputs leave their second dimension
+            open: see `msplit.prepare`. A step has the next larger one. None: it has one length; a build has those that it has.
         latency_us: Most time that 99 of 100 requests may take, in µs, for what is ``auto``; None: three times that of a step.
     """
 
@@ -58,6 +60,7 @@ class PoolSettings:
     retries: int = 1
     max_rows: int | None = None
     latency_us: float | None = None
+    lengths: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.groups, str) and self.groups == AUTO):
@@ -65,7 +68,9 @@ class PoolSettings:
                 raise MsplitError(f"there are no {self.groups!r} groups", fix="give a number of slots, or auto")
             whole("the number of groups", self.groups, 1, MAX_GROUPS)
         batches = () if self.batches is None else listed("batches", self.batches)
+        lengths = () if self.lengths is None else listed("lengths", self.lengths)
         object.__setattr__(self, "batches", batches or None)
+        object.__setattr__(self, "lengths", lengths or None)
         least = {"max_batch": 1, "priorities": 1, "max_queue": 0, "max_memory": 1, "host_threads": 1}
         least |= {"retries": 0, "max_rows": 1}
         if self.workers not in (None, AUTO):
@@ -75,6 +80,8 @@ class PoolSettings:
                 whole(name, getattr(self, name), low)
         for batch in batches:
             whole("a batch", batch, 1)
+        for length in lengths:
+            whole("a length", length, 1)
         for name in ("max_delay_us", "latency_us"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name))

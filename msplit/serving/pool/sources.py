@@ -22,6 +22,7 @@ from msplit.engines.environment import mps
 from msplit.engines.variables import rounded_tables
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats import build as files
 from msplit.formats.build import Manifest, is_build
 from msplit.formats.model import ReadOptions
 from msplit.progress import Progress, phase, silent
@@ -30,14 +31,15 @@ from msplit.run.build import LoadedBuild, Made, make, values_of, verify_step, wh
 from msplit.run.build import load as load_build
 from msplit.run.prepare import make_ready
 from msplit.run.renew import ModelValues, executable_beside, making_beside, verify_made
-from msplit.run.request import RunRequest
+from msplit.run.request import RunRequest, refuse_exclusions
 from msplit.run.variants import choose_engine, refuse_devices
 from msplit.serving.pool.making import Recipe, make_processes, make_with_workers
 from msplit.serving.pool.making import make as make_pool
 from msplit.serving.pool.pool import Pool, Renews
 from msplit.serving.pool.ports import Ports, Shape
+from msplit.serving.pool.scheduler import Bucket
 from msplit.serving.pool.settings import AUTO, PoolSettings
-from msplit.serving.pool.slots import Answer, HostedSlot, SimulatedSlot, Slot, StepSlot
+from msplit.serving.pool.slots import Answer, HostedSlot, SimulatedSlot, Slot, StepSlot, rows_in
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.results import OutputCheck
 
@@ -131,9 +133,10 @@ def recipes(
     """
     if not isinstance(model, FlatGraph) and is_build(path(model)):
         loaded = load_build(model, request.places[0])
-        if loaded.manifest.lengths is not None:
-            what = f"{os.fspath(model)} was built for rows of several lengths, which a pool or a server does not join"
-            raise MsplitError(what, fix="open it with msplit.open, or build it with one --shape")
+        if any(settings.lengths for settings in several):
+            own = ", ".join(map(str, sorted({one[0] for one in _sizes(loaded.manifest) if not isinstance(one, int)})))
+            what = f"{os.fspath(model)} has the lengths that it was built with: {own or 'none'}"
+            raise MsplitError(what, fix="leave --lengths out (lengths in Python), or build it anew with them")
         once = loaded.restored[loaded.manifest.rungs[-1].program].shared
         if request.shared and not once.entries:
             raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
@@ -152,6 +155,11 @@ def recipes(
         why_build = f"{os.fspath(model)} is a build for it"
         return lambda settings: replace(_of_build(loaded, why_build, settings), renews=renews_build)
     flat = opened(model)
+    lengths = tuple(sorted({length for settings in several for length in settings.lengths or ()}))
+    if lengths:
+        given = {name: value for name, value in request.given.items() if name != "devices"}  # each has a process
+        refuse_exclusions({**given, "lengths": lengths})
+        request = replace(request, engine=ENGINE.name)
     engine, why = choose_engine(request, flat)
     refuse_devices(request, engine, why)
     rows, mixes = rows_of(flat, request)
@@ -159,7 +167,7 @@ def recipes(
     compiled: LoadedBuild | None = None
     if engine.name == ENGINE.name:
         every = tuple(sorted({batch for settings in several for batch in wanted(settings)}))
-        made = make(flat, request, batches=every, progress=progress)
+        made = make(flat, request, batches=every, lengths=lengths, progress=progress)
         if not every:  # the request settles a shape that has no rows
             buckets = tuple(replace(one, batch=None) for one in made.manifest.rungs)
             made = replace(made, manifest=replace(made.manifest, rungs=buckets))
@@ -170,7 +178,8 @@ def recipes(
         if compiled is None:
             return _of_session(flat, request, batches, (rows, mixes), settings.max_rows, progress)
         recipe = _of_build(_with(compiled, lambda batch: not batches or batch in batches), why, settings)
-        return replace(recipe, renews=_renews_model(flat, made, compiled, request))
+        # With lengths the model that runs was written anew, and would have to be for other values.
+        return recipe if lengths else replace(recipe, renews=_renews_model(flat, made, compiled, request))
 
     return recipe_of
 
@@ -300,17 +309,18 @@ def _same_on_host(one: Any, other: Any) -> bool:
 def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     """Makes the recipe for a build that is loaded onto its device."""
     manifest, found = _limited(loaded, settings).manifest, loaded.opened
-    buckets = {bucket.batch or 0: bucket for bucket in manifest.rungs}
+    buckets = _sizes(manifest)
     rows = manifest.rows if 0 not in buckets else None
-    largest = max(buckets)
+    largest, about = max(buckets), manifest.lengths
     _refuse_to_join(rows, settings, manifest.mixes)
-    # Everything by batch, 0 for the one batch of a model without rows.
+    # Everything by size, 0 for the one batch of a model without rows.
     restored = {batch: loaded.restored[bucket.program] for batch, bucket in buckets.items()}
     once = restored[largest].shared
     references = {batch: loaded.references[bucket.program] for batch, bucket in buckets.items()}
-    shapes: dict[int, Mapping[str, Shape]] = {
-        batch: {**bucket.inputs} | {name: (entries, *bucket.inputs[name][1:]) for name, entries in once.entries.items()}
-        for batch, bucket in sorted(buckets.items())
+    shapes: dict[int, Mapping[str, Shape]] = {  # of several lengths those of the longest stay
+        rows_in(size): {**bucket.inputs}
+        | {name: (entries, *bucket.inputs[name][1:]) for name, entries in once.entries.items()}
+        for size, bucket in sorted(buckets.items())
     }
     example = references[min(buckets)].feeds
     example = {**example, **once.first(example)}  # any user goes with any row
@@ -325,28 +335,31 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
         shapes,
         rows,
         manifest.mixes,
-        device="cuda" if asynchronous and not hosts and once.users == 1 else None,
+        device="cuda" if asynchronous and not hosts and once.users == 1 and about is None else None,
         max_rows=settings.max_rows,
         example=example,
     ).sharing(once)
     polls = asynchronous or (manifest.made_for.get("device") == "cpu" and flies)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
     taken = _taken(restored)
-    ports, entries = _in_front([*hosts.values()], taken, ports, entries, polls=polls)
+    if about is None:
+        ports, entries = _in_front([*hosts.values()], taken, ports, entries, polls=polls)
+    else:
+        ports = ports.having(about, sorted({size[0] for size in buckets if not isinstance(size, int)}))
     slot = _slots(found, restored, ports, taken, entries, settings.priorities, asynchronous=asynchronous, polls=polls)
 
     def verify(slot: Slot) -> Sequence[OutputCheck]:
         checks = []
-        for batch, one in references.items():
+        for size, one in references.items():
             found.rewind()
-            checks.append(verify_step(_step(slot, batch, ports), one, manifest))
+            checks.append(verify_step(_step(slot, size, ports), one, manifest))
         return checks
 
     return Recipe(
         ports,
         slot,
         verify,
-        example,
+        example if about is None else {name: value for name, value in example.items() if name != about.name},
         manifest.label,
         ports.outputs(references[largest].outputs),
         (*manifest.notes, *loaded.notes, *(_apart(rows, manifest.mixes) if 0 not in buckets else ())),
@@ -365,9 +378,9 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
 
 def _slots(
     found: Any,
-    restored: Mapping[int, Any],
+    restored: Mapping[Bucket, Any],
     ports: Ports,
-    taken: Mapping[int, Any],
+    taken: Mapping[Bucket, Any],
     entries: Mapping[str, int],
     priorities: int,
     *,
@@ -398,21 +411,27 @@ def _slots(
     return slot
 
 
-def _taken(restored: Mapping[int, Any]) -> dict[int, dict[str, tuple[str, Shape]]]:
+def _sizes(manifest: Manifest) -> dict[Bucket, files.Bucket]:
+    """The buckets of a build by size."""
+    first = manifest.lengths.inputs[0] if manifest.lengths is not None else None
+    return {(one.inputs[first][1], one.batch or 0) if first else one.batch or 0: one for one in manifest.rungs}
+
+
+def _taken(restored: Mapping[Bucket, Any]) -> dict[Bucket, dict[str, tuple[str, Shape]]]:
     """By bucket, type and shape of what the device part is fed."""
     fed = {batch: one.compiled.program.fed.items() for batch, one in restored.items()}
     return {batch: {key: (dtype, shape) for key, (shape, dtype) in one if key != STEPS} for batch, one in fed.items()}
 
 
 def _in_front(
-    hosts: Sequence[Any], taken: Mapping[int, Any], ports: Ports, entries: dict[str, int], *, polls: bool
+    hosts: Sequence[Any], taken: Mapping[Bucket, Any], ports: Ports, entries: dict[str, int], *, polls: bool
 ) -> tuple[Ports, dict[str, int]]:
     """Ports behind a host part that is run on each request by itself, and the entries of a row of what steps take then; both as they are
     where it has to run around steps."""
     programs = [one.before.program for one in hosts if one.apart and polls and ports.joins]
     if len(programs) < len(taken) or len({*programs}) > 1 or not programs[0].compiled:
         return ports, entries
-    shapes = {batch: {name: shape for name, (_, shape) in one.items()} for batch, one in taken.items()}
+    shapes = {rows_in(size): {name: shape for name, (_, shape) in one.items()} for size, one in taken.items()}
     found = {name: (entries | hosts[0].apart)[name] for name in taken[max(taken)]}
     if any(
         one[name][0] != batch * found[name] for batch, one in shapes.items() for name in {*hosts[0].apart} & {*found}
@@ -437,11 +456,11 @@ def _is_quick(host: Any, feeds: Arrays, threads: int | None) -> bool:
     return min(timeit.repeat(lambda: host.run(feeds), number=1, repeat=_LOOKS)) < _QUICK
 
 
-def _step(slot: Slot, batch: int, ports: Ports) -> Callable[[Arrays], Arrays]:
+def _step(slot: Slot, size: Bucket, ports: Ports) -> Callable[[Arrays], Arrays]:
     """Function that runs a step in a slot from beginning to end, on requests of one user each."""
 
     def step(feeds: Arrays) -> Arrays:
-        slot.start(batch, ports.of_users(feeds))
+        slot.start(size, ports.of_users(feeds))
         while not slot.over():
             slot.wait()
         return slot.outputs()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Protocol
 
-from msplit.engines.base import device_lost
+from msplit.engines.base import Feeds, device_lost
 from msplit.engines.table_rows import LOOKUPS
 from msplit.errors import Closed, EngineError, TimedOut
 from msplit.serving.pool.ports import Ports
@@ -249,10 +249,10 @@ class PoolSteps:
         if decision is not NOTHING:
             self._do(decision)
 
-    def take(self, level: int, rows: int) -> Step | None:
+    def take(self, level: int, rows: int, length: int = 0) -> Step | None:
         """Reserves a slot for a step that the calling thread runs itself; see `Scheduler.take`."""
         with self._lock:
-            return self.scheduler.take(level, rows)
+            return self.scheduler.take(level, rows, length)
 
     def start_due(self, now: float, *, join: bool = True) -> None:
         """Starts the step that is due, and fails requests that are too late; see `Scheduler.due`."""
@@ -261,9 +261,9 @@ class PoolSteps:
         if decision is not NOTHING:
             self._do(decision)
 
-    def cut(self, outputs: Answer, rows: int) -> Answer:
+    def cut(self, outputs: Answer, rows: int, feeds: Feeds) -> Answer:
         """Answer to the only request of a step, out of the step's outputs."""
-        return self._ports.cut(outputs, (rows,))[0]
+        return self._ports.cut(outputs, (rows,), (self._ports.positions(feeds),))[0]
 
     def end_alone(self, step: Step, problem: BaseException | None) -> None:
         """Gives back the slot of a step that this thread ran itself. `problem` is the error with which it failed."""
@@ -307,7 +307,11 @@ class PoolSteps:
         self.flying.append(step)
 
     def _start(self, step: Step) -> None:
-        self.slots[step.slot].start(step.bucket, [request.feeds for request in step.requests])
+        self.start(step, [request.feeds for request in step.requests])
+
+    def start(self, step: Step, feeds: Sequence[Feeds]) -> None:
+        """Starts a step in its slot, on the inputs of its requests."""
+        self.slots[step.slot].start(step.size, self._ports.at_length(feeds, step.length))
 
     def run_ready(self) -> bool:
         """Runs a step from beginning to end. Threads of the pool call it, and a thread that waits for an answer inside of a function which
@@ -397,7 +401,8 @@ class PoolSteps:
             answers = [result] * len(requests)
         else:
             try:
-                answers = self._ports.cut(result, [request.rows for request in requests])
+                lengths = [self._ports.positions(request.feeds) for request in requests]
+                answers = self._ports.cut(result, [request.rows for request in requests], lengths)
             except Exception as problem:  # noqa: BLE001  those that wait for the step get it
                 answers = [problem] * len(requests)
                 with self._lock:
