@@ -95,6 +95,11 @@ class Step(NamedTuple):
         return (self.length, self.bucket) if self.length else self.bucket
 
 
+def rows_in(bucket: Bucket) -> int:
+    """Rows of a step of a size."""
+    return bucket if isinstance(bucket, int) else bucket[1]
+
+
 class Decision(NamedTuple):
     """Work for the caller of the scheduler.
 

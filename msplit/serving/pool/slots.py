@@ -12,15 +12,10 @@ from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
 from msplit.formats.tensors import numpy_dtype
 from msplit.serving.pool.ports import Ports
-from msplit.serving.pool.scheduler import Bucket
+from msplit.serving.pool.scheduler import Bucket, rows_in
 
 Answer = dict[str, Any]
 """Outputs by name: arrays, or PyTorch tensors where they stay on the device."""
-
-
-def rows_in(bucket: Bucket) -> int:
-    """Rows of a step of a size."""
-    return bucket if isinstance(bucket, int) else bucket[1]
 
 
 class Slot(Protocol):

@@ -37,9 +37,9 @@ from msplit.serving.pool.making import Recipe, make_processes, make_with_workers
 from msplit.serving.pool.making import make as make_pool
 from msplit.serving.pool.pool import Pool, Renews
 from msplit.serving.pool.ports import Ports, Shape
-from msplit.serving.pool.scheduler import Bucket
+from msplit.serving.pool.scheduler import Bucket, rows_in
 from msplit.serving.pool.settings import AUTO, PoolSettings
-from msplit.serving.pool.slots import Answer, HostedSlot, SimulatedSlot, Slot, StepSlot, rows_in
+from msplit.serving.pool.slots import Answer, HostedSlot, SimulatedSlot, Slot, StepSlot
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.results import OutputCheck
 
