@@ -239,9 +239,7 @@ def runner(flat: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.T
         assert [(one.batch, one.inputs["x"][:2]) for one in made.manifest.rungs] == [
             *((1, (1, 3)), (4, (4, 3)), (1, (1, 8)), (4, (4, 8))),
         ]
-        with pytest.raises(MsplitError, match="several lengths"):
-            msplit.pool(path)
-        assert [command for command, _ in build_document(made).following] == ["msplit bench"]
+        assert [command for command, _ in build_document(made).following] == ["msplit bench", "msplit serve"]
         with msplit.open(path) as opened:
             yield opened
     else:

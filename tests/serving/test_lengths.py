@@ -1,8 +1,9 @@
-"""Rows of any length in pools and servers: requests of several lengths share steps, and each gets what TensorFlow gives at its own length."""
+"""Rows of any length in pools and servers: requests share steps, and each gets what TensorFlow gives at its own length."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 
 import msplit
 from msplit.errors import EngineError, MsplitError
+from tests import forked
 from tests.campaign import examples
-from tests.run.test_lengths import LONGEST, SIMULATED, TOLERANCE, D, attention, history, model, norm, places, row, run
+from tests.run.test_lengths import LONGEST, SIMULATED, TOLERANCE, D, attention, model, norm, places, row
 from tests.serving.server.running import Server, start
+from tests.serving.server.test_server import arrays, request_for
 
 torch = pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
@@ -28,9 +31,32 @@ SPECIAL = (np.nan, np.inf, -np.inf, 3e38, -0.0)
 Feeds = dict[str, Any]
 
 
+class Right:
+    """What TensorFlow makes of requests, at their own length."""
+
+    def __init__(self, flat: Any) -> None:
+        with tf.Graph().as_default() as graph:
+            tf.import_graph_def(tf.compat.v1.GraphDef.FromString(Path(flat.model.path).read_bytes()), name="")
+        self.session, self.names = tf.compat.v1.Session(graph=graph), [end.name for end in flat.outputs]
+
+    def __call__(self, feeds: Feeds, got: Feeds) -> None:
+        """Holds an answer against it."""
+        fed = {f"{name}:0": value for name, value in feeds.items()}
+        expected = self.session.run({name: f"{name}:0" for name in self.names}, fed)
+        assert got.keys() == expected.keys()
+        for name, value in expected.items():
+            assert (got[name].shape, got[name].dtype) == (value.shape, value.dtype), name
+            np.testing.assert_allclose(got[name], value, **TOLERANCE)
+
+
 @pytest.fixture(scope="module")
 def flat(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return model(tmp_path_factory.mktemp("model"), (places, attention, norm, history))
+    return model(tmp_path_factory.mktemp("model"), (places, attention, norm))
+
+
+@pytest.fixture(scope="module")
+def right(flat: Any) -> Right:
+    return Right(flat)
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +77,12 @@ def request(rows: int, length: int, seed: int) -> Feeds:
     return {name: np.concatenate([one[name] for one in some])[:rows] for name in ("x", "mask")}
 
 
-def right(got: Feeds, expected: Feeds) -> None:
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
-        assert (got[name].shape, got[name].dtype) == (value.shape, value.dtype), name
-        np.testing.assert_allclose(got[name], value, **TOLERANCE)
-
-
-def answered(pool: Any, requests: Sequence[Feeds], flat: Any) -> None:
+def answered(pool: Any, requests: Sequence[Feeds], right: Right) -> None:
     """All of these wait together, so that they share steps, and each is right."""
     with pool._steps.paused(pool._driver.drive):
         waiting = [pool.submit(one) for one in requests]
     for future, one in zip(waiting, requests, strict=True):
-        right(future.result(60), run(flat, one))
+        right(one, future.result(60))
 
 
 SIZES = st.lists(st.tuples(st.integers(0, 9), st.integers(1, LONGEST)), min_size=1, max_size=8)
@@ -71,15 +90,17 @@ SIZES = st.lists(st.tuples(st.integers(0, 9), st.integers(1, LONGEST)), min_size
 
 @given(SIZES, st.integers(0, 1000))
 @settings(max_examples=examples(15, 400), deadline=None)
-def test_requests_of_any_rows_and_length_share_steps(flat: Any, pool: Any, sizes: list[tuple[int, int]], seed: int) -> None:
+def test_requests_of_any_rows_and_length_share_steps(
+    right: Right, pool: Any, sizes: list[tuple[int, int]], seed: int
+) -> None:
     """Those of more rows than a step has are cut, and those of none are answered with none."""
-    answered(pool, [request(rows, length, seed + number) for number, (rows, length) in enumerate(sizes)], flat)
+    answered(pool, [request(rows, length, seed + number) for number, (rows, length) in enumerate(sizes)], right)
 
 
 @given(SIZES, st.sampled_from(SPECIAL), st.sampled_from(["x", "mask"]), st.data())
 @settings(max_examples=examples(10, 300), deadline=None)
 def test_special_values_reach_no_other_row(
-    flat: Any, pool: Any, sizes: list[tuple[int, int]], value: float, name: str, data: st.DataObject
+    right: Right, pool: Any, sizes: list[tuple[int, int]], value: float, name: str, data: st.DataObject
 ) -> None:
     """Not from the padding either, which is made of them where they come first."""
     requests = [request(rows, length, number) for number, (rows, length) in enumerate(sizes)]
@@ -93,24 +114,24 @@ def test_special_values_reach_no_other_row(
         for output in got:  # in whatever company, and padded to whatever length
             np.testing.assert_allclose(got[output], alone[output], **TOLERANCE)
         if not any(one is other for other in spoilt):
-            right(got, run(flat, one))
+            right(one, got)
 
 
-def test_every_length_in_every_company(flat: Any, pool: Any) -> None:
+def test_every_length_in_every_company(right: Right, pool: Any) -> None:
     before = dict(pool.scheduler.steps_of)
     assert before.keys() == set(itertools.product(LENGTHS, BATCHES))
     for length in range(1, LONGEST + 1):
-        answered(pool, [request(1, length, 7), request(2, max(length // 2, 1), 8), request(9, length, 9)], flat)
-        right(pool.step(request(1, length, 7)), run(flat, request(1, length, 7)))
+        answered(pool, [request(1, length, 7), request(2, max(length // 2, 1), 8), request(9, length, 9)], right)
+        right(request(1, length, 7), pool.step(request(1, length, 7)))
     assert all(count > before[size] for size, count in pool.scheduler.steps_of.items())
     assert (pool.lengths, pool.batches) == (LENGTHS, BATCHES)
     assert {name: port.shape for name, port in pool.inputs.items()} == {"x": (None, None, D), "mask": (None, None)}
     assert pool.outputs["every"].shape == (None, None, D)
 
 
-def test_a_long_request_makes_no_short_one_longer(flat: Any, pool: Any) -> None:
+def test_a_long_request_makes_no_short_one_longer(right: Right, pool: Any) -> None:
     before = dict(pool.scheduler.steps_of)
-    answered(pool, [request(1, 2, 1), request(2, 8, 2), request(1, 1, 3), request(1, 4, 4)], flat)
+    answered(pool, [request(1, 2, 1), request(2, 8, 2), request(1, 1, 3), request(1, 4, 4)], right)
     made = {size: count - before[size] for size, count in pool.scheduler.steps_of.items() if count > before[size]}
     assert made == {(2, 4): 1, (8, 4): 1}, "four rows hold two of length 8, and one of 4 in place of padding"
 
@@ -119,7 +140,10 @@ def test_what_is_no_length(pool: Any) -> None:
     x, mask = request(2, LONGEST, 0).values()
     longer = np.concatenate([x, x], 1)
     for feeds, said in (
-        ({"x": longer, "mask": np.concatenate([mask, mask], 1)}, r"rows are 16 long, and lengths up to 8.*\(--lengths\)"),
+        (
+            {"x": longer, "mask": np.concatenate([mask, mask], 1)},
+            r"rows are 16 long, and lengths up to 8.*\(--lengths\)",
+        ),
         ({"x": x[:, :0], "mask": mask[:, :0]}, "rows are 0 long"),
         ({"x": x, "mask": mask[:, :3]}, "no rows of one length"),
         ({"x": x, "mask": mask[:1]}, "different numbers of rows"),
@@ -136,14 +160,14 @@ def test_what_is_no_length(pool: Any) -> None:
             pool.submit(feeds)
 
 
-def test_a_model_with_lengths(flat: Any) -> None:
-    with msplit.pool(flat, lengths=[LONGEST, 3], batches=[1, 2], groups=1, **SIMULATED) as made:
-        assert (made.lengths, made.polls) == ((3, LONGEST), True)
-        answered(made, [request(rows, length, rows) for rows, length in ((1, 3), (5, 2), (1, 7))], flat)
+def test_a_model_with_lengths(flat: Any, right: Right) -> None:
+    with msplit.pool(flat, lengths=[7], batches=[2], groups=1, **SIMULATED) as made:
+        assert (made.lengths, made.polls) == ((7,), True)
+        answered(made, [request(rows, length, rows) for rows, length in ((1, 3), (5, 2), (1, 7))], right)
         with pytest.raises(EngineError, match="takes no other values"):
             made.update(flat)
         on_device = made.submit(request(2, 5, 1), on_device=True).result()
-        right({name: value.numpy() for name, value in on_device.items()}, run(flat, request(2, 5, 1)))
+        right(request(2, 5, 1), {name: value.numpy() for name, value in on_device.items()})
 
 
 def test_what_lengths_do_not_go_with(flat: Any, built: Path) -> None:
@@ -158,11 +182,74 @@ def test_what_lengths_do_not_go_with(flat: Any, built: Path) -> None:
             msplit.pool(**own)
 
 
-def test_processes_take_rows_of_any_length(flat: Any, built: Path) -> None:
-    with msplit.pool(built, workers=2, groups=1, max_rows=12) as made:
+def test_processes_take_rows_of_any_length(right: Right, built: Path) -> None:
+    with forked.instead(forked.ENGINE), msplit.pool(built, workers=2, groups=1, max_rows=12) as made:
         requests = [request(rows, length, rows) for rows, length in itertools.product((0, 1, 3, 9), (1, 3, 8))]
         for future, one in [(made.submit(one), one) for one in requests]:
-            right(future.result(60), run(flat, one))
+            right(one, future.result(60))
         with pytest.raises(EngineError, match="rows are 9 long"):
             made.step(request(1, 9, 0))
         assert (made.lengths, made.stats().answered) == (LENGTHS, 18)  # of nine rows there are three parts
+
+
+@pytest.fixture(scope="module")
+def server(built: Path) -> Iterator[Server]:
+    pytest.importorskip("grpc")
+    pytest.importorskip("prometheus_client")
+    running = start("--model", f"encoder={built}", "--groups", "2", "--pool", "max-rows=12")
+    assert ", batches 1,4, lengths 2,4,8" in running.said
+    yield running
+    running.process.kill()
+    running.process.communicate()
+
+
+def test_a_server_over_grpc(server: Server, right: Right) -> None:
+    import grpc
+    from tensorflow_serving.apis import prediction_service_pb2_grpc
+
+    with grpc.insecure_channel(server.address) as channel:
+        predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
+        requests = [request(rows, length, rows) for rows, length in itertools.product((1, 2, 9), (1, 3, 4, 8))]
+        for one, call in [(one, predict.future(request_for("encoder", one), timeout=60)) for one in requests]:
+            right(one, arrays(call.result()))
+        for length, said in ((9, "lengths up to 8 were prepared"), (0, "rows are 0 long")):
+            with pytest.raises(grpc.RpcError) as refused:
+                predict(request_for("encoder", request(1, length, 0)), timeout=60)
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert said in refused.value.details()
+
+
+def test_a_server_over_http(server: Server, right: Right) -> None:
+    _, about = server.http("/v1/models/encoder/metadata")
+    found = about["metadata"]["signature_def"]["signature_def"]["serving_default"]
+    sizes = {name: [one["size"] for one in end["tensor_shape"]["dim"]] for name, end in found["inputs"].items()}
+    assert sizes == {"x": ["-1", "-1", str(D)], "mask": ["-1", "-1"]}
+    _, about = server.http("/v2/models/encoder")
+    shapes = {one["name"]: one["shape"] for one in (*about["inputs"], *about["outputs"])}
+    assert (shapes["x"], shapes["every"], shapes["last"]) == ([-1, -1, D], [-1, -1, D], [-1, D])
+    for length in (1, 5, 8):
+        one = request(3, length, length)
+        rows = [{name: value[row].tolist() for name, value in one.items()} for row in range(3)]
+        status, answer = server.http("/v1/models/encoder:predict", {"instances": rows})
+        assert status == 200
+        names = answer["predictions"][0]
+        kinds = {name: np.int64 if name == "best" else np.float32 for name in names}
+        right(one, {name: np.array([row[name] for row in answer["predictions"]], kinds[name]) for name in names})
+        inputs = [
+            {"name": name, "datatype": "FP32", "shape": list(value.shape), "data": value.ravel().tolist()}
+            for name, value in one.items()
+        ]
+        status, answer = server.http("/v2/models/encoder/infer", {"inputs": inputs})
+        assert status == 200
+        ends = {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in answer["outputs"]}
+        right(one, {name: value.astype(kinds[name]) for name, value in ends.items()})
+    x, mask = request(1, 9, 0).values()
+    uneven = [{"x": x[0, :2].tolist(), "mask": mask[0, :2].tolist()}, {"x": x[0].tolist(), "mask": mask[0].tolist()}]
+    for rows, said in (([uneven[1]], "lengths up to 8 were prepared"), (uneven, "different lengths")):
+        status, answer = server.http("/v1/models/encoder:predict", {"instances": rows})
+        assert (status, said in json.dumps(answer)) == (400, True), answer
+    counts = {line.partition("{")[2] for line in server.text("/metrics").splitlines() if "bucket_steps_total{" in line}
+    assert {(f'rows="{rows}"', f'length="{length}"') for length, rows in itertools.product(LENGTHS, BATCHES)} == {
+        tuple(sorted(one for one in line.split("}")[0].split(",") if one.startswith(("rows", "length")))[::-1])
+        for line in counts
+    }

@@ -76,7 +76,7 @@ class FakeModel(FakePool):
         self.settings = PoolSettings(groups=groups)
         self.about = About("a fake", {}, (), (), {})
         self.inputs = {"x": Port("float32", (None, 2))}
-        self.polls = True
+        self.lengths, self.polls = (), True
         self.closed = False
 
     def step(self, feeds: Mapping[str, Any], **how: Any) -> Mapping[str, Any]:
