@@ -84,10 +84,6 @@ class PoolOptions:
         type=options.numbers(click.IntRange(1)),
         help="Rows of the steps to have ready, such as 1,8,32 (default: 1, 4, 16 … up to --max-batch).",
     )
-    lengths: tuple[int, ...] | None = option(
-        type=options.numbers(click.IntRange(1)),
-        help="Lengths of rows to have ready, such as 32,64,128, of a model that leaves them open (of a build: its own).",
-    )
     max_delay_us: float = key(
         "--pool", "How long a step that is not full waits for more rows.", click.FloatRange(0), 0.0
     )
@@ -98,6 +94,11 @@ class PoolOptions:
     host_threads: int | None = key("--pool", "Threads for what runs on the host.", click.IntRange(1))
     workers: int | str | None = key(
         "--pool", "Processes on each GPU; auto: as many as measure best.", options.Parsed("n|auto", _number_or_auto)
+    )
+    lengths: tuple[int, ...] | None = key(
+        "--pool",
+        "Lengths of rows to have ready, of a model that leaves them open (of a build: its own).",
+        options.numbers(click.IntRange(1)),
     )
     latency_us: float | None = key("--pool", "Most µs for 99 of 100 requests (auto, --sweep).", click.FloatRange(1))
     retries: int = key("--pool", "Further runs if a process ends.", click.IntRange(0), 1)

@@ -137,7 +137,11 @@ def length_of(feeds: Feeds, about: LengthInputs, most: int) -> int:
         raise EngineError(f"inputs are not the model's, or have no rows of one length: {given}", fix=known)
     length: int = sizes[about.inputs[0]][1]
     if not 0 < length <= most:
-        fix = "cut them, or prepare that length, too: lengths (--lengths)" if length else known
+        fix = (
+            "cut them, or prepare that length, too: lengths (build: --lengths, serve: --pool lengths=)"
+            if length
+            else known
+        )
         raise EngineError(f"rows are {length} long, and lengths up to {most} were prepared", fix=fix)
     return length
 

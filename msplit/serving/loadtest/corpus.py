@@ -44,11 +44,11 @@ _SAMPLE = 4096
 
 
 def lengths_for(pool: Any, longest: int, count: int) -> list[int]:
-    """Lengths of the rows of so many requests: evenly from the longest down to 1, where no output of a pool tells them by its shape, so that
-    all answers have one; else all are the longest."""
+    """Lengths of the rows of so many requests: evenly from the longest down to 1, where no output of a pool tells them by its shape; else
+    all are the longest, as answers have one shape."""
     if pool is None or any(None in port.shape[1:] for port in pool.outputs.values()):
         return [longest] * count
-    return np.linspace(longest, 1, count).astype(int).tolist()
+    return [int(one) for one in np.linspace(longest, 1, count)]
 
 
 def from_model(flat: FlatGraph, request: RunRequest, count: int, lengths: Sequence[int] = ()) -> list[Arrays]:
@@ -56,11 +56,11 @@ def from_model(flat: FlatGraph, request: RunRequest, count: int, lengths: Sequen
     `from_rows`."""
     works = [request.workload] * count
     if lengths:
-        given, rows = request.workload.shapes, request.workload.batch or 1
-        shapes = partial(sized_shapes, flat, lengths_of(flat, given), given, rows)
-        works = [replace(request.workload, shapes=shapes(length)) for length in lengths]
+        own = request.workload.shapes
+        sized = partial(sized_shapes, flat, lengths_of(flat, own), own, request.workload.batch or 1)
+        works = [replace(request.workload, shapes=sized(length)) for length in lengths]
     with phase("making inputs"):
-        made = [feeds_for(flat, work, seed=request.seed + number) for number, work in enumerate(works)]
+        made: list[Arrays] = [feeds_for(flat, work, seed=request.seed + number) for number, work in enumerate(works)]
     if not request.workload.inputs:
         return made
     given = {name: value for name, value in made[0].items() if all(_same(one[name], value) for one in made)}

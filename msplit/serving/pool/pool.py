@@ -29,8 +29,8 @@ from msplit.errors import Closed, DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.parts import PartedRequest
 from msplit.serving.pool.ports import Port, Ports
-from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats, Step
-from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Step
+from msplit.serving.pool.settings import PoolSettings, Stats
 from msplit.serving.pool.slots import Answer, Slot
 from msplit.serving.pool.steps import PoolFuture, PoolSteps, ProcessState
 from msplit.verify.results import NewRows, NewValues, OutputCheck, ValueUpdate

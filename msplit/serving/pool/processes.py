@@ -26,8 +26,8 @@ from msplit.errors import Busy, Closed, DeviceLost, EngineError, ProcessLost, Ti
 from msplit.serving.pool.given_values import GivenValues
 from msplit.serving.pool.members import Member, ProcessLine, go_on, readable
 from msplit.serving.pool.pool import About, Pool
-from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats, Step
-from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Step
+from msplit.serving.pool.settings import PoolSettings, Stats
 from msplit.serving.pool.slots import Answer
 from msplit.serving.pool.steps import OF_PROCESSES, PoolFuture, PoolSteps, ProcessState, settle
 from msplit.serving.pool.worker import Hello

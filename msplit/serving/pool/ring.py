@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Registers
+from msplit.engines.base import Feeds, Registers
 from msplit.engines.environment import THREADS, THREADS_BYTES, native_threads
 from msplit.engines.table_rows import LOOKUPS
 from msplit.errors import Closed, EngineError, MsplitError
@@ -49,8 +49,7 @@ COUNTS = struct.Struct(f"<{6 + len(LOOKUPS)}q")
 """What the pool of a worker has counted, in a page that all its clients see: rows that are under way there, requests that wait, steps that
 ended, that run, rows of steps, rows of padding, and `LOOKUPS`."""
 REQUEST = struct.Struct("<qqqqdd")
-"""Bytes that are spilled (0: the arrays are as laid out), rows, their length, priority level, time of coming and deadline
-(CLOCK_MONOTONIC)."""
+"""Bytes that are spilled (0: the arrays are as laid out), rows, their length, priority level, coming and deadline (CLOCK_MONOTONIC)."""
 ANSWER = struct.Struct("<qqq")
 """Bytes that are spilled (0: the arrays are as laid out), what the answer is (`OUTPUTS`, `ERROR` or `DROPPED`), and the number of the
 values that it was made with."""
@@ -197,10 +196,9 @@ class Area:
         key = (slot, rows, length)
         if key in self._views:
             return self._views[key]
-        layout = self._layouts(rows, length)
         if len(self._views) >= _MOST_VIEWS:
             self._views.clear()
-        found: dict[str, NDArray[Any]] | None = None
+        layout, found = self._layouts(rows, length), None
         if layout is not None and bytes_of(layout) <= self._stride:
             found, at = {}, self._start + slot * self._stride
             for name, (dtype, shape) in layout.items():
@@ -318,14 +316,7 @@ class Memory:
         self.outputs = Area(memory, outs, sizes.outputs, rest, outputs_spill, outputs, reads=False)
 
     def ask(
-        self,
-        slot: int,
-        feeds: Mapping[str, Any],
-        rows: int,
-        level: int,
-        since: float,
-        deadline: float,
-        length: int = 0,
+        self, slot: int, feeds: Feeds, rows: int, level: int, since: float, deadline: float, length: int = 0
     ) -> None:
         """Writes a request into a slot that is free; `requests.push` is next. Raises what `Area.write` does."""
         size = self.inputs.write(slot, rows, feeds, length)

@@ -1,4 +1,4 @@
-"""Settings of a pool."""
+"""Settings of a pool, and what it counts."""
 
 from __future__ import annotations
 
@@ -89,6 +89,55 @@ class PoolSettings:
     def level_of(self, number: int, count: int) -> int:
         """Priority level of one of so many slots: the later ones are for less urgent requests."""
         return number * self.priorities // count
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of a pool since it was opened.
+
+    Attributes:
+        requests: Requests that it took. One that is run in several steps counts once for each of them, here and below.
+        answered: Requests that got outputs.
+        failed: Requests that got an error of the engine, or none since the pool was closed.
+        timed_out: Requests that waited too long, and were not run.
+        cancelled: Requests that were cancelled while they waited.
+        refused: Requests that it did not take, since too many waited.
+        rows: Rows of all steps.
+        filled: Rows of padding among them.
+        steps: Steps that ran.
+        table_rows_looked_up: Rows that were looked up in tables which stay in the host's memory. This and the next three are those of the
+            tables since they were brought there, and up to the last time that rows came into the cache, up to 15 steps ago.
+        table_rows_found: Those of them that the cache on the GPU had.
+        table_rows_admitted: Rows that came into the cache.
+        table_bus_bytes: Bytes of rows that came over the bus, those that came into the cache among them.
+        table_cache_bytes: Memory of the GPU that the cache takes.
+        host_table_bytes: Memory of the host that the tables take.
+        waiting: Requests that wait now.
+        in_flight: Steps that run now.
+    """
+
+    requests: int = 0
+    answered: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    rows: int = 0
+    filled: int = 0
+    steps: int = 0
+    table_rows_looked_up: int = 0
+    table_rows_found: int = 0
+    table_rows_admitted: int = 0
+    table_bus_bytes: int = 0
+    table_cache_bytes: int = 0
+    host_table_bytes: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+
+    @property
+    def table_hit_rate(self) -> float | None:
+        """Share of the rows looked up that the cache had; None where none were."""
+        return self.table_rows_found / self.table_rows_looked_up if self.table_rows_looked_up else None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from msplit.engines.base import STEPS, Arrays, Feeds
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.environment import mps
+from msplit.engines.user_rows import UserRows
 from msplit.engines.variables import rounded_tables
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -132,28 +133,7 @@ def recipes(
         MsplitError: Requests are to share steps, and can not.
     """
     if not isinstance(model, FlatGraph) and is_build(path(model)):
-        loaded = load_build(model, request.places[0])
-        if any(settings.lengths for settings in several):
-            own = ", ".join(map(str, sorted({one[0] for one in _sizes(loaded.manifest) if not isinstance(one, int)})))
-            what = f"{os.fspath(model)} has the lengths that it was built with: {own or 'none'}"
-            raise MsplitError(what, fix="leave --lengths out (lengths in Python), or build it anew with them")
-        once = loaded.restored[loaded.manifest.rungs[-1].program].shared
-        if request.shared and not once.entries:
-            raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
-        tables, hosted = request.options.table_memory, loaded.manifest.tables
-        if tables is not None and (tables.rows or not hosted):
-            said = "has the rows of tables that it was built with" if hosted else "was built with all tables on the GPU"
-            raise MsplitError(f"{os.fspath(model)} {said}", fix="build it anew with --table-memory")
-        if request.users not in (1, once.users):
-            what = f"{os.fspath(model)} was built for {once.users} users in a step, not {request.users}"
-            raise MsplitError(what, fix="build it anew with --users")
-
-        def renews_build(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
-            with making_beside(loaded.place, object):
-                return *values_of(loaded, source, rows), lambda: None
-
-        why_build = f"{os.fspath(model)} is a build for it"
-        return lambda settings: replace(_of_build(loaded, why_build, settings), renews=renews_build)
+        return _recipes_of_build(model, request, several)
     flat = opened(model)
     lengths = tuple(sorted({length for settings in several for length in settings.lengths or ()}))
     if lengths:
@@ -182,6 +162,34 @@ def recipes(
         return recipe if lengths else replace(recipe, renews=_renews_model(flat, made, compiled, request))
 
     return recipe_of
+
+
+def _recipes_of_build(
+    model: str | os.PathLike[str], request: RunRequest, several: Sequence[PoolSettings]
+) -> Callable[[PoolSettings], Recipe]:
+    """`recipes` for a build, on the first device of the request."""
+    loaded = load_build(model, request.places[0])
+    if any(settings.lengths for settings in several):
+        own = ", ".join(map(str, _lengths_of(sizes_of(loaded.manifest))))
+        what = f"{os.fspath(model)} has the lengths that it was built with: {own or 'none'}"
+        raise MsplitError(what, fix="leave lengths out (--pool lengths=), or build it anew with them")
+    once = loaded.restored[loaded.manifest.rungs[-1].program].shared
+    if request.shared and not once.entries:
+        raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
+    tables, hosted = request.options.table_memory, loaded.manifest.tables
+    if tables is not None and (tables.rows or not hosted):
+        said = "has the rows of tables that it was built with" if hosted else "was built with all tables on the GPU"
+        raise MsplitError(f"{os.fspath(model)} {said}", fix="build it anew with --table-memory")
+    if request.users not in (1, once.users):
+        what = f"{os.fspath(model)} was built for {once.users} users in a step, not {request.users}"
+        raise MsplitError(what, fix="build it anew with --users")
+
+    def renews_build(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
+        with making_beside(loaded.place, object):
+            return *values_of(loaded, source, rows), lambda: None
+
+    why_build = f"{os.fspath(model)} is a build for it"
+    return lambda settings: replace(_of_build(loaded, why_build, settings), renews=renews_build)
 
 
 def _with(loaded: LoadedBuild, wanted: Callable[[int], bool]) -> LoadedBuild:
@@ -309,7 +317,7 @@ def _same_on_host(one: Any, other: Any) -> bool:
 def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     """Makes the recipe for a build that is loaded onto its device."""
     manifest, found = _limited(loaded, settings).manifest, loaded.opened
-    buckets = _sizes(manifest)
+    buckets = sizes_of(manifest)
     rows = manifest.rows if 0 not in buckets else None
     largest, about = max(buckets), manifest.lengths
     _refuse_to_join(rows, settings, manifest.mixes)
@@ -317,11 +325,6 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     restored = {batch: loaded.restored[bucket.program] for batch, bucket in buckets.items()}
     once = restored[largest].shared
     references = {batch: loaded.references[bucket.program] for batch, bucket in buckets.items()}
-    shapes: dict[int, Mapping[str, Shape]] = {  # of several lengths those of the longest stay
-        rows_in(size): {**bucket.inputs}
-        | {name: (entries, *bucket.inputs[name][1:]) for name, entries in once.entries.items()}
-        for size, bucket in sorted(buckets.items())
-    }
     example = references[min(buckets)].feeds
     example = {**example, **once.first(example)}  # any user goes with any row
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
@@ -330,22 +333,19 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     hosts = {batch: one.host for batch, one in restored.items() if one.host is not None}
     flies = _is_quick(hosts.get(largest), loaded.references[buckets[largest].program].feeds, settings.host_threads)
     asynchronous = flies and found.is_asynchronous(restored.values())
-    ports = Ports(
+    ports = ports_of(
+        manifest,
         dtypes,
-        shapes,
-        rows,
-        manifest.mixes,
         device="cuda" if asynchronous and not hosts and once.users == 1 and about is None else None,
         max_rows=settings.max_rows,
         example=example,
-    ).sharing(once)
+        once=once,
+    )
     polls = asynchronous or (manifest.made_for.get("device") == "cpu" and flies)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
     taken = _taken(restored)
     if about is None:
         ports, entries = _in_front([*hosts.values()], taken, ports, entries, polls=polls)
-    else:
-        ports = ports.having(about, sorted({size[0] for size in buckets if not isinstance(size, int)}))
     slot = _slots(found, restored, ports, taken, entries, settings.priorities, asynchronous=asynchronous, polls=polls)
 
     def verify(slot: Slot) -> Sequence[OutputCheck]:
@@ -359,7 +359,7 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
         ports,
         slot,
         verify,
-        example if about is None else {name: value for name, value in example.items() if name != about.name},
+        ports.example if about else example,
         manifest.label,
         ports.outputs(references[largest].outputs),
         (*manifest.notes, *loaded.notes, *(_apart(rows, manifest.mixes) if 0 not in buckets else ())),
@@ -411,10 +411,26 @@ def _slots(
     return slot
 
 
-def _sizes(manifest: Manifest) -> dict[Bucket, files.Bucket]:
-    """The buckets of a build by size."""
+def sizes_of(manifest: Manifest) -> dict[Bucket, files.Bucket]:
+    """The buckets of a build by size, 0 for the one batch of a model without rows."""
     first = manifest.lengths.inputs[0] if manifest.lengths is not None else None
     return {(one.inputs[first][1], one.batch or 0) if first else one.batch or 0: one for one in manifest.rungs}
+
+
+def _lengths_of(buckets: Iterable[Bucket]) -> list[int]:
+    return sorted({one[0] for one in buckets if not isinstance(one, int)})
+
+
+def ports_of(manifest: Manifest, dtypes: Mapping[str, np.dtype[Any]], *, once: UserRows, **more: Any) -> Ports:
+    """Inputs and outputs of a build, with what it shares, and with `more` of `Ports`."""
+    buckets = sizes_of(manifest)
+    shapes = {  # of several lengths those of the longest stay
+        rows_in(size): {**bucket.inputs}
+        | {name: (entries, *bucket.inputs[name][1:]) for name, entries in once.entries.items()}
+        for size, bucket in sorted(buckets.items())
+    }
+    found = Ports(dtypes, shapes, None if 0 in buckets else manifest.rows, manifest.mixes, **more).sharing(once)
+    return found if manifest.lengths is None else found.having(manifest.lengths, _lengths_of(buckets))
 
 
 def _taken(restored: Mapping[Bucket, Any]) -> dict[Bucket, dict[str, tuple[str, Shape]]]:

@@ -22,8 +22,8 @@ from msplit.engines.base import Feeds, device_lost
 from msplit.engines.table_rows import LOOKUPS
 from msplit.errors import Closed, EngineError, TimedOut
 from msplit.serving.pool.ports import Ports
-from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step
-from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Step
+from msplit.serving.pool.settings import PoolSettings, Stats
 from msplit.serving.pool.slots import Answer, Slot
 from msplit.verify.results import NewRows, NewValues, ValueUpdate
 

@@ -23,7 +23,8 @@ from prometheus_client.utils import floatToGoString
 from msplit._version import __version__
 from msplit.engines.table_rows import LOOKUPS
 from msplit.serving.pool.pool import Pool
-from msplit.serving.pool.scheduler import Stats, rows_in
+from msplit.serving.pool.scheduler import rows_in
+from msplit.serving.pool.settings import Stats
 from msplit.serving.pool.steps import OF_PROCESSES
 from msplit.serving.server.models import Models, Version
 
