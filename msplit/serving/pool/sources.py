@@ -28,11 +28,11 @@ from msplit.formats.build import Manifest, is_build
 from msplit.formats.model import ReadOptions
 from msplit.progress import Progress, phase, silent
 from msplit.run.buckets import rows_of
-from msplit.run.build import LoadedBuild, Made, make, values_of, verify_step, whole_reference
+from msplit.run.build import LoadedBuild, Made, check_lengths, make, values_of, verify_step, whole_reference
 from msplit.run.build import load as load_build
 from msplit.run.prepare import make_ready
 from msplit.run.renew import ModelValues, executable_beside, making_beside, verify_made
-from msplit.run.request import RunRequest, refuse_exclusions
+from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
 from msplit.serving.pool.making import Recipe, make_processes, make_with_workers
 from msplit.serving.pool.making import make as make_pool
@@ -137,8 +137,7 @@ def recipes(
     flat = opened(model)
     lengths = tuple(sorted({length for settings in several for length in settings.lengths or ()}))
     if lengths:
-        given = {name: value for name, value in request.given.items() if name != "devices"}  # each has a process
-        refuse_exclusions({**given, "lengths": lengths})
+        check_lengths(request, lengths)
         request = replace(request, engine=ENGINE.name)
     engine, why = choose_engine(request, flat)
     refuse_devices(request, engine, why)
