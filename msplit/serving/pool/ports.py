@@ -324,7 +324,8 @@ class Ports:
         given = {name: tuple(value.shape) for name, value in feeds.items() if is_array(value) or is_tensor(value)}
         if not self.joins:
             return self._batch_of(given)
-        sizes = {name: given[name][0] / count for name, count in self._entries.items() if count and given.get(name)}
+        own = [name for name, count in self._entries.items() if count and given.get(name) and name != self._about.name]
+        sizes = {name: given[name][0] / self._entries[name] for name in own}
         if len(set(sizes.values())) > 1 or not all(size.is_integer() for size in sizes.values()):
             said = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
             raise EngineError(f"inputs have different numbers of rows: {said}", fix="give all of them the same batch")
