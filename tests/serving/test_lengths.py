@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from hypothesis import strategies as st
 
 import msplit
 from msplit.errors import EngineError, MsplitError
+from msplit.serving import triton
+from msplit.serving.loadtest import corpus
+from msplit.serving.pool.settings import PoolSettings
 from tests import forked
 from tests.campaign import examples
 from tests.run.test_lengths import LONGEST, SIMULATED, TOLERANCE, D, attention, model, norm, places, row
@@ -175,11 +179,27 @@ def test_what_lengths_do_not_go_with(flat: Any, built: Path) -> None:
         ({"model": built, "lengths": [4]}, "has the lengths that it was built with: 2, 4, 8"),
         ({"model": flat, "lengths": [0], **SIMULATED}, "length"),
         ({"model": flat, "lengths": [4], "engine": "tensorflow", "device": "cpu"}, "any length"),
-        ({"model": flat, "lengths": [4], "shared": ["mask"], **SIMULATED}, "lengths excludes"),
+        ({"model": flat, "lengths": [4], "shared": ["mask"], **SIMULATED}, "lengths excludes shared"),
         ({"model": "sample_graphs/mmoe_small.pb", "lengths": [4], **SIMULATED}, "leaves the length"),
     ):
         with pytest.raises(MsplitError, match=said):
             msplit.pool(**own)
+
+
+def test_what_is_sent_under_load_and_exported_has_lengths(built: Path, pool: Any, tmp_path: Path) -> None:
+    base = corpus.of_build(built)
+    assert corpus.lengths_for(pool, LONGEST, 3) == [LONGEST] * 3, "an output tells them"
+    plain = SimpleNamespace(outputs={"last": pool.outputs["last"]})
+    assert corpus.lengths_for(plain, LONGEST, 3) == [LONGEST, 4, 1]
+    made = corpus.of_ports(base, pool.inputs, 2, 3, 0, [LONGEST, 4, 1])
+    assert [one["x"].shape for one in made] == [(2, LONGEST, D), (2, 4, D), (2, 1, D)]
+    assert all(one.keys() == {"x", "mask"} and pool.step(one) for one in made)
+    text = (triton.export(built, tmp_path / "models").path / "config.pbtxt").read_text()
+    for said in ("max_batch_size: 4", "dims: [-1, 4]", "dims: [-1]", "preferred_batch_size: [1, 4]"):
+        assert said in text
+    assert '"lengths"' not in text.partition("parameters")[0]
+    with pytest.raises(MsplitError, match="lengths of a build"):
+        triton.export("sample_graphs/mmoe_small.pb", tmp_path / "other", PoolSettings(lengths=[4]))
 
 
 def test_processes_take_rows_of_any_length(right: Right, built: Path) -> None:
