@@ -226,9 +226,7 @@ class WithLengths:
                 got, expected = door.step(feeds), session.step(feeds)
                 held = partial(compare, got, expected, precision=precision, computed=computed_in(self.own))
                 found = held()
-                if (
-                    not found.passed
-                ):  # what cancels, as the variance of equal values does, is what rounding leaves of it
+                if not found.passed:  # rounding decides what cancels, as the variance of equal values does
                     found = held(carried=output_tolerances(feeds, expected, session.step, precision=precision))
                 if not found.passed:
                     what = f"rows that are {size} long give other outputs, padded to {length}, than in TensorFlow at their own length:"
