@@ -137,12 +137,10 @@ def length_of(feeds: Feeds, about: LengthInputs, most: int) -> int:
         raise EngineError(f"inputs are not the model's, or have no rows of one length: {given}", fix=known)
     length: int = sizes[about.inputs[0]][1]
     if not 0 < length <= most:
-        fix = (
-            "cut them, or prepare that length, too: lengths (build: --lengths, serve: --pool lengths=)"
-            if length
-            else known
+        cut = "cut them, or prepare that length, too: lengths (build: --lengths, serve: --pool lengths=)"
+        raise EngineError(
+            f"rows are {length} long, and lengths up to {most} were prepared", fix=cut if length else known
         )
-        raise EngineError(f"rows are {length} long, and lengths up to {most} were prepared", fix=fix)
     return length
 
 
