@@ -29,7 +29,7 @@ from msplit.errors import Closed, DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.parts import PartedRequest
 from msplit.serving.pool.ports import Port, Ports
-from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Step
+from msplit.serving.pool.scheduler import NEVER, Request, Scheduler
 from msplit.serving.pool.settings import PoolSettings, Stats
 from msplit.serving.pool.slots import Answer, Slot
 from msplit.serving.pool.steps import PoolFuture, PoolSteps, ProcessState
@@ -162,7 +162,8 @@ class Pool(DisplayMixin):
         if type(priority) is not int or priority:
             priority = whole("the priority", priority, 0, self.settings.priorities - 1)
         arrays, rows, key = self.ports.check(feeds)
-        step = self._take(arrays, rows, priority)
+        length = self.ports.length(arrays) if self.lengths else 0
+        step = self._steps.take(priority, rows, length) if self.ports.fits(arrays, rows) else None
         if step is not None:
             return self._steps.cut(self._driver.run_alone(step, arrays), rows, arrays)
         future = self._put(arrays, rows, key, priority, NEVER, now := time.perf_counter())
@@ -216,7 +217,8 @@ class Pool(DisplayMixin):
             timeout: Seconds after which it is too late to start the request.
         """
         arrays, rows, key = self.ports.check(feeds)
-        step = self._take(arrays, rows, priority) if self._is_idle else None
+        length = self.ports.length(arrays) if self.lengths else 0
+        step = self._steps.take(priority, rows, length) if self._is_idle and self.ports.fits(arrays, rows) else None
         if step is not None:
             future = PoolFuture(self._driver)
             future.set_running_or_notify_cancel()
@@ -227,11 +229,6 @@ class Pool(DisplayMixin):
             future = self._put(arrays, rows, key, priority, patience, time.perf_counter())
             Future.add_done_callback(future, done)
         return future
-
-    def _take(self, feeds: Feeds, rows: int, level: int) -> Step | None:
-        """Step for a request alone, whose inputs were checked, where a slot is free and it fits into one."""
-        ports = self.ports
-        return self._steps.take(level, rows, ports.length(feeds)) if ports.fits(feeds, rows) else None
 
     def _put(
         self, feeds: Feeds, rows: int, key: Any, level: int, patience: float, now: float, *, on_device: bool = False
@@ -261,7 +258,7 @@ class Pool(DisplayMixin):
     ) -> PoolFuture:
         future = PoolFuture(self._driver)
         claim = future.set_running_or_notify_cancel
-        user, length = self.ports.user(feeds), self.ports.length(feeds)
+        user, length = self.ports.user(feeds), self.ports.length(feeds) if self.lengths else 0
         self._steps.put(
             Request(
                 rows, key, level, now, late, claim, {**feeds}, future, on_device, admitted, user=user, length=length

@@ -135,7 +135,7 @@ class Ports:
         # For `check` and `join`: what each input must be, and those that requests of one step have to agree in.
         self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
         self._counted = next(((name, count) for name, count in self._entries.items() if count), ("", 1))
-        self._exact: dict[tuple[int, int], list[tuple[str, np.dtype[Any], Shape]]] = {}  # the same for a size
+        self._exact: dict[Any, list[tuple[str, np.dtype[Any], Shape]]] = {}  # the same by rows, or rows and length
         self._shapes = dict(shapes)
         self._shared = [name for name, count in self._entries.items() if not count and self.joins]
         self._keyed = self._shared
@@ -253,7 +253,7 @@ class Ports:
 
     def positions(self, feeds: Feeds) -> int:
         """Length of the rows of a request that was checked; 0 where they have none."""
-        return int(feeds[self._about.inputs[0]].shape[1]) if self.lengths else 0
+        return feeds[self._about.inputs[0]].shape[1] if self.lengths else 0
 
     def length(self, feeds: Feeds) -> int:
         """Length that a step of a request needs, of those that were prepared; 0 where they have none."""
@@ -266,11 +266,13 @@ class Ports:
             value = feeds.get(first)
             rows = len(value) // count if isinstance(value, np.ndarray) and value.ndim else 0
             if 0 < rows <= self.batches[-1]:
-                size = rows, self.positions(feeds)
+                length = self.positions(feeds) if self.lengths else 0
+                size = (rows, length) if length else rows
                 if size not in self._exact:
                     if len(self._exact) >= _MOST_EXACT:
                         self._exact.clear()
-                    self._exact[size] = [(name, dtype, self._shape(name, *size)) for name, dtype, _, _ in self._wanted]
+                    shapes = [(name, dtype, self._shape(name, rows, length)) for name, dtype, _, _ in self._wanted]
+                    self._exact[size] = shapes
                 if all(_is_own(feeds.get(name), dtype, shape) for name, dtype, shape in self._exact[size]):
                     return feeds, rows, self.key(feeds)
         if not hasattr(feeds, "items"):
@@ -419,8 +421,8 @@ class Ports:
         return self.batches[index] if self._pads and index < len(self.batches) else rows
 
     def at_length(self, feeds: Sequence[Feeds], length: int) -> Sequence[Feeds]:
-        """Inputs of requests as a step of some length takes them; as they are where it has none."""
-        return [to_length(one, self._about, length) for one in feeds] if length else feeds
+        """Inputs of requests as a step of some length takes them."""
+        return [to_length(one, self._about, length) for one in feeds]
 
     def join(self, feeds: Sequence[Feeds], bucket: int) -> Feeds:
         """Joins the inputs of several requests to those of one step. Copies of the first row pad its end, since values that are legal in a
@@ -442,15 +444,12 @@ class Ports:
         found |= {name: np.concatenate([one[name] for _, one in users.values()]) for name in self._once.entries}
         return {**found, USERS: index}
 
-    def cut(self, outputs: dict[str, Any], rows: Sequence[int], lengths: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """Splits the outputs of a step into answers to requests of so many rows each, of such lengths. Outputs without rows are copied for
-        each."""
-        found = self._by_rows(outputs, rows)
-        if not self.lengths:
-            return found
-        return [cut_to_length(one, self._about, length) for one, length in zip(found, lengths, strict=True)]
+    def of_length(self, answer: dict[str, Any], feeds: Feeds) -> dict[str, Any]:
+        """An answer without what lies beyond the length of its request."""
+        return cut_to_length(answer, self._about, self.positions(feeds))
 
-    def _by_rows(self, outputs: dict[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
+    def cut(self, outputs: dict[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Splits the outputs of a step into answers to requests of so many rows each. Outputs without rows are copied for each."""
         if not self.joins or (len(rows) == 1 and rows[0] in self.batches):
             return [outputs]
         if len(set(rows)) == 1:  # to iterate over an array takes a third of the time that slices take

@@ -226,14 +226,15 @@ class Scheduler:
         If a step of several requests failed, nobody is answered: each of them is run again alone. If the device failed (`lost`), all of
         them get the error.
         """
-        slot, bucket, rows, requests, again, _ = step
+        slot, bucket, rows, requests, again, length = step
         if failed and requests:
             if self.lost is not None:
                 requests, again = (*requests, *again), ()
             elif len(requests) > 1:
                 requests, again = (), requests
         self._steps += 1
-        self.steps_of[step.size] = self.steps_of.get(step.size, 0) + 1
+        size = (length, bucket) if length else bucket
+        self.steps_of[size] = self.steps_of.get(size, 0) + 1
         self._rows += bucket
         self._filled += bucket - rows
         alone = not step.requests

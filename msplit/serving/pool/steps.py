@@ -263,7 +263,8 @@ class PoolSteps:
 
     def cut(self, outputs: Answer, rows: int, feeds: Feeds) -> Answer:
         """Answer to the only request of a step, out of the step's outputs."""
-        return self._ports.cut(outputs, (rows,), (self._ports.positions(feeds),))[0]
+        answer = self._ports.cut(outputs, (rows,))[0]
+        return self._ports.of_length(answer, feeds) if self._ports.lengths else answer
 
     def end_alone(self, step: Step, problem: BaseException | None) -> None:
         """Gives back the slot of a step that this thread ran itself. `problem` is the error with which it failed."""
@@ -311,7 +312,10 @@ class PoolSteps:
 
     def start(self, step: Step, feeds: Sequence[Feeds]) -> None:
         """Starts a step in its slot, on the inputs of its requests."""
-        self.slots[step.slot].start(step.size, self._ports.at_length(feeds, step.length))
+        if step.length:
+            self.slots[step.slot].start(step.size, self._ports.at_length(feeds, step.length))
+        else:
+            self.slots[step.slot].start(step.bucket, feeds)
 
     def run_ready(self) -> bool:
         """Runs a step from beginning to end. Threads of the pool call it, and a thread that waits for an answer inside of a function which
@@ -401,8 +405,10 @@ class PoolSteps:
             answers = [result] * len(requests)
         else:
             try:
-                lengths = [self._ports.positions(request.feeds) for request in requests]
-                answers = self._ports.cut(result, [request.rows for request in requests], lengths)
+                answers = self._ports.cut(result, [request.rows for request in requests])
+                if self._ports.lengths:
+                    pairs = zip(answers, requests, strict=True)
+                    answers = [self._ports.of_length(answer, request.feeds) for answer, request in pairs]
             except Exception as problem:  # noqa: BLE001  those that wait for the step get it
                 answers = [problem] * len(requests)
                 with self._lock:

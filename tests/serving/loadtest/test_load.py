@@ -271,8 +271,8 @@ def test_an_answer_of_a_real_pool_that_goes_to_somebody_else_is_found(monkeypatc
         pool = make(*arguments, **named)
         cut, count = pool.ports.cut, iter(range(10**9))
 
-        def mixed(outputs: Any, rows: Any, *lengths: Any) -> Any:
-            answers = cut(outputs, rows, *lengths)
+        def mixed(outputs: Any, rows: Any) -> Any:
+            answers = cut(outputs, rows)
             return answers[::-1] if len(answers) > 1 and next(count) == 3 else answers
 
         pool.ports.cut = mixed

@@ -271,7 +271,7 @@ def test_what_fails_while_somebody_waits_for_it_is_told_to_those_it_concerns() -
 @BOTH
 def test_outputs_that_can_not_be_cut_are_an_error(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(threads=threads, groups=1) as (pool, _):
-        monkeypatch.setattr(pool.ports, "cut", lambda *_: [][1])
+        monkeypatch.setattr(pool.ports, "cut", lambda outputs, rows: [][1])
         with pytest.raises(IndexError):
             pool.submit(feeds(0, 3)).result(SOON)
         monkeypatch.undo()
