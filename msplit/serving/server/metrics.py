@@ -70,7 +70,7 @@ def added(every: Iterable[Counts]) -> Counts:
     """Sum of counts."""
     found: Counts = {}
     for key, values in chain.from_iterable(counts.items() for counts in every):
-        found[key] = [*map(sum, zip(found.get(key, _NONE), values, strict=False))]
+        found[key] = [*map(sum, zip(found.get(key, [0.0] * len(values)), values, strict=True))]
     return found
 
 
@@ -185,7 +185,12 @@ class Metrics:
                 steps.add_metric((*values, *(str(rows_in(size)), length)[: len(sizes)]), count)
         yield from (info, most, steps)
         stats = [
-            (values, Stats(*map(sum, zip(astuple(pool.stats()), others.get((*values, ""), _NONE), strict=False))))
+            (
+                values,
+                Stats(
+                    *map(sum, zip(own := astuple(pool.stats()), others.get((*values, ""), [0] * len(own)), strict=True))
+                ),
+            )
             for values, pool in pools
         ]
         hosted = [one for one in stats if one[1].host_table_bytes]

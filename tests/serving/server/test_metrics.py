@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from msplit._version import __version__
 from msplit.serving.pool.settings import Stats
 from msplit.serving.server import metrics as server_metrics
-from msplit.serving.server.metrics import _NONE, Metrics
+from msplit.serving.server.metrics import Metrics, added
 from msplit.serving.server.models import Models, Version, signature_of
 from tests.serving.server.trivial import BATCHES, WIDTH, pool
 
@@ -83,8 +83,10 @@ def test_open_metrics_where_it_is_asked_for(metrics: Metrics, version: str) -> N
     assert not [name for name in found if name[0].endswith("_created")]
 
 
-def test_counts_of_fronts_have_room_for_all_of_a_pool() -> None:
-    assert len(fields(Stats)) <= len(_NONE)
+def test_counts_of_fronts_are_those_of_all_that_a_pool_counts() -> None:
+    own = [float(number) for number in range(len(fields(Stats)))]
+    key = ("model", "1", "serving_default", "")
+    assert added([{key: own}, {}, {key: own}]) == {key: [2 * one for one in own]}
     assert [one.name for one in fields(Stats)][-2:] == ["waiting", "in_flight"], (
         "`Fronts` forgets these of one that has ended"
     )
