@@ -6,10 +6,12 @@ signature of the node's op.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msplit.core.graph import Argument, BrokenInput, Function, Graph, numbered
+from msplit.formats import stablehlo
 from msplit.formats.decode import AttrTable, NodeAttrs, connect, interned, to_graph
 from msplit.formats.tensors import dtype_name, dtype_number
 from msplit.opset import schema
@@ -44,6 +46,7 @@ class Library(Mapping[str, Function]):
     def __init__(self, library: Any, expand: Expand | None = None) -> None:
         self._library, self._expand = library, expand
         self._gradients: dict[str, Function | None] = {}
+        self._modules: dict[str, Mapping[str, Any]] = {}
         self._given_gradients = {given.function_name: given.gradient_func for given in library.gradient}
         self._encoded: dict[str, Any] = {}
         self._decoded: dict[str, Function] = {}
@@ -55,6 +58,9 @@ class Library(Mapping[str, Function]):
 
     def __getitem__(self, name: str) -> Function:
         function = self._decoded.get(name)
+        if function is None and name in self._modules:
+            self._decoded.update(stablehlo.functions_of(name, self._modules[name], self))
+            function = self._decoded[name]
         if function is None and name not in self._encoded:
             function = self._gradient(name)
         if function is None:
@@ -62,7 +68,17 @@ class Library(Mapping[str, Function]):
         return function
 
     def __contains__(self, name: object) -> bool:
-        return name in self._encoded or (isinstance(name, str) and self._gradient(name) is not None)
+        known = name in self._encoded or name in self._modules or name in self._decoded
+        return known or (isinstance(name, str) and self._gradient(name) is not None)
+
+    def module(self, attrs: Mapping[str, Any]) -> str | None:
+        """The name of the function that the module of an `XlaCallModule` node becomes; None where it stays a node. Equal modules share one."""
+        if stablehlo.readable(attrs):
+            return None
+        what = repr([attrs.get(key) for key in ("module", "platforms", "Tin", "Tout")])
+        name = f"module_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
+        self._modules.setdefault(name, attrs)
+        return name
 
     def _gradient(self, name: str) -> Function | None:
         """The gradient of a function by the name that `gradient_of` gives it; None for another name, and where TensorFlow has none."""
