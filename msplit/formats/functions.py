@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msplit.core.graph import Argument, BrokenInput, Function, Graph, numbered
-from msplit.formats import stablehlo
+from msplit.formats import stablehlo, stablehlo_ops
 from msplit.formats.decode import AttrTable, NodeAttrs, connect, interned, to_graph
 from msplit.formats.tensors import dtype_name, dtype_number
 from msplit.opset import schema
@@ -59,7 +59,7 @@ class Library(Mapping[str, Function]):
     def __getitem__(self, name: str) -> Function:
         function = self._decoded.get(name)
         if function is None and name in self._modules:
-            self._decoded.update(stablehlo.functions_of(name, self._modules[name], self))
+            self._decoded.update(stablehlo.functions_of(name, self._modules[name], self, stablehlo_ops.READERS))
             function = self._decoded[name]
         if function is None and name not in self._encoded:
             function = self._gradient(name)
@@ -71,9 +71,14 @@ class Library(Mapping[str, Function]):
         known = name in self._encoded or name in self._modules or name in self._decoded
         return known or (isinstance(name, str) and self._gradient(name) is not None)
 
+    @property
+    def has_modules(self) -> bool:
+        """True if a module was looked into."""
+        return bool(self._modules)
+
     def module(self, attrs: Mapping[str, Any]) -> str | None:
-        """The name of the function that the module of an `XlaCallModule` node becomes; None where it stays a node. Equal modules share one."""
-        if stablehlo.readable(attrs):
+        """Name of the function that the module of an `XlaCallModule` node becomes, one for equal modules; None where it stays a node."""
+        if stablehlo.left_whole(attrs):
             return None
         what = repr([attrs.get(key) for key in ("module", "platforms", "Tin", "Tout")])
         name = f"module_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
@@ -123,6 +128,11 @@ class Library(Mapping[str, Function]):
     def output_arguments(self, name: str) -> tuple[str, ...]:
         """Names of the results of a function, without decoding its body."""
         return tuple(arg.name for arg in self._encoded[name].signature.output_arg)
+
+
+def holds_modules(functions: Mapping[str, Function]) -> bool:
+    """True if modules of `XlaCallModule` nodes were looked into: TensorFlow runs each as a whole, and knows no node inside of it."""
+    return isinstance(functions, Library) and functions.has_modules
 
 
 def _decode(encoded: Any, library: Library) -> Function:

@@ -25,6 +25,7 @@ from msplit.engines.variables import seeds, storage
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.functions import GRADIENT
+from msplit.formats.stablehlo import CALL_MODULE
 from msplit.formats.tensors import add_copy, dtype_name
 from msplit.opset import schema
 from msplit.opset.traits import DRAWS, VARIABLES
@@ -165,6 +166,12 @@ def file_nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
     for v in range(len(flat)):
         function, index = flat.origin(v)
         node = top_level[index] if function is None else library[function].node_def[index]
+        if node.op == CALL_MODULE and flat.graph.names[v] != node.name:
+            raise EngineError(
+                f"TensorFlow runs the StableHLO of {node.name} as a whole, so that nothing inside of it has a device or can be fetched",
+                where=str(flat.model.path),
+                fix="run the model as it is: --engine tensorflow --streams 1; msplit's own engine divides it over streams",
+            )
         if node.op != flat.graph.ops[v]:
             # Inlining adds a few nodes of its own, which stand for a part of the call.
             node = _added(graph_def, flat, v)
