@@ -249,9 +249,7 @@ def functions_of(
             raise made.error(f"can not be read: {str(problem).splitlines()[0][:200]}") from None
         if module is None:
             raise made.error("can not be read")
-        made.symbols = {
-            op.attributes["sym_name"].value: op for op in module.body.operations if "sym_name" in op.attributes
-        }
+        made.symbols = {word(op, "sym_name"): op for op in module.body.operations if "sym_name" in op.attributes}
         main = made.symbols.get("main")
         if main is None:
             raise made.error("has no main function")
