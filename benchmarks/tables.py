@@ -164,8 +164,8 @@ def run(folder: Path, options: argparse.Namespace) -> None:
 
     batch, gb = options.batch, options.gb
     common = {"batch": batch, "device": options.device, "engine": "cuda", "streams": 4, "precision": options.precision}
-    row = 4 * words_of(WIDTH) if options.int8 else 4 * WIDTH
-    memories = [f"{options.table_memory},rows=int8" if options.int8 else options.table_memory]
+    row = 4 * words_of(WIDTH, options.rows) if options.rows else 4 * WIDTH
+    memories = [f"{options.table_memory},rows={options.rows}" if options.rows else options.table_memory]
     memories += [None] if options.whole else []
     runners, labels = [], []
     for memory in memories:
@@ -201,7 +201,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         answers = [runner.step(feeds) for runner in runners]
         for other in answers[1:]:
             for name, value in other.items():
-                near = 0.1 if options.int8 else 2e-2  # of tables as they are, where those of the host are rounded
+                near = 0.1 if options.rows else 2e-2  # of tables as they are, where those of the host are rounded
                 np.testing.assert_allclose(value, answers[0][name], rtol=near, atol=near)
         host_tables._EVERY = 1
         runners[0].step(feeds)  # notes are counted at a refresh, which comes behind it
@@ -305,7 +305,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--fill", type=int, default=1200, help="steps that fill the cache, of each kind")
     parser.add_argument("--whole", action="store_true", help="also with all tables on the GPU")
-    parser.add_argument("--int8", action="store_true", help="rows in the host's memory as int8 with a scale")
+    parser.add_argument(
+        "--rows", choices=["int8", "bf16"], help="how rows of the host's memory are kept, if not as float32"
+    )
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--card", type=float, default=20, help="GB that each of several GPUs is taken to have")
     parser.add_argument("--device", default="cuda")

@@ -35,8 +35,9 @@ HEAD = """# Ops of the cuda engine
   that reads them: these pass ids over that no row has, as TensorFlow's GPU kernels do. In a training graph the same holds for
   `DynamicPartition` of ids among the parts of a table.
 - Loops, conds and lists, those of TensorFlow 1 included (`Enter`, `Switch`, `Merge`, `NextIteration`, `Exit`, `LoopCond`), are *unrolled*
-  before the run, all loops of a model to 100,000 ops at most: how many turns a loop takes and where in a list it writes must follow from
-  constants and shapes, or the model is refused. A cond (`If`, `Case`) that they do not decide computes all
+  before the run, all loops of a model to 100,000 ops at most: where in a list a loop writes must
+  follow from constants and shapes, and how many turns it takes, too, or [a bound](limits.md#loops-that-end-early), or the model is
+  refused. A cond (`If`, `Case`) that they do not decide computes all
   branches and chooses, where the results of all have one shape, and the one by which Keras divides sparse gradients, with a place for
   every row. So are their gradients, with what those keep on stacks, in arrays and in lists. A variable that is written inside of a
   loop, or of a branch that the run chooses, is refused by name.

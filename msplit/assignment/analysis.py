@@ -88,7 +88,7 @@ class Analysis(DisplayMixin):
 
     def _facts(self) -> Facts:
         facts = [
-            ("model", str(self.flat.model.path)),
+            ("model", str(self.flat.model.source)),
             ("kernels", f"{self.kernels:,} of {len(self.flat):,} nodes"),
             ("work", f"{self.bounds.serial_us:,.1f} µs"),
             ("critical path", f"{self.bounds.critical_path_us:,.1f} µs"),

@@ -29,7 +29,6 @@ from msplit.errors import AssignError, MsplitError, WriteError
 from msplit.flatten.flat import FlatGraph, among, as_written, to_ids, with_ids
 from msplit.formats.atomic import check_target
 from msplit.formats.model import AssignmentRecord, Model, Nodes, RecordedRules
-from msplit.formats.reader import source_of
 from msplit.progress import phase
 from msplit.rules import streamfile
 from msplit.rules.manual import Manual
@@ -99,7 +98,7 @@ class Assigned(DisplayMixin):
     def _facts(self) -> Facts:
         used = sum(load.nodes > 0 for load in self.loads)
         facts = [
-            ("model", str(self.flat.model.path)),
+            ("model", str(self.flat.model.source)),
             ("rules", self.ruleset.source),
             ("streams", f"{used} of {self.outcome.streams}"),
             ("waits", f"{self.plan.waits:,}"),
@@ -329,7 +328,7 @@ def check_places(flat: FlatGraph, paths: Sequence[Path], *, force: bool = False)
         WriteError: Two of them are one place, one is the input or lies in its folder, something is there already and `force` is not
             given, or there is no folder that can be written to.
     """
-    source = Path(os.path.realpath(source_of(flat.model.path)))
+    source = Path(os.path.realpath(flat.model.source))
     taken: dict[Path, Path] = {}
     for path in paths:
         target = Path(os.path.realpath(path))

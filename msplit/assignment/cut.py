@@ -2,6 +2,8 @@
 
 It is written from the flat graph, so that tensors inside of called functions can be named; functions of loops and conds stay functions.
 What is fed becomes a placeholder of the same name. Variables keep their values, tables what fills them, nodes all that they say.
+
+Or writes all of a model with the length of each row as one more input, which hides what lies beyond the end of a row.
 """
 
 from __future__ import annotations
@@ -10,15 +12,17 @@ import copy
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.assignment.model import opened
+from msplit.analysis.rows.lengths import LARGEST, LAST, LOWEST, MEAN, LengthMask, LengthProof
+from msplit.assignment.model import load, opened
 from msplit.assignment.replicas import Ensemble, add_functions, free_name, initializers, lasting_nodes
-from msplit.assignment.replicate import beside, save_values, saved_model, values_of
+from msplit.assignment.replicate import beside, describe, save_values, saved_model, values_of
 from msplit.core.arguments import listed, spelled
 from msplit.core.graph import CONTROL, Edges, no_collection
 from msplit.engines.tensorflow.placed import file_nodes
@@ -27,8 +31,9 @@ from msplit.flatten import control_flow
 from msplit.flatten.flat import FlatGraph, original
 from msplit.formats import atomic, writer
 from msplit.formats.endpoints import has_outputs, named, split_tensor
-from msplit.formats.model import Endpoint, Format, Model
-from msplit.formats.tensors import add_copy, add_node, dtype_number
+from msplit.formats.model import Endpoint, Format, Model, meta_graphs
+from msplit.formats.reader import SAVED_MODEL_FILES
+from msplit.formats.tensors import add_copy, add_node, dtype_number, numpy_dtype
 from msplit.opset.traits import FREE_OF_EFFECTS, PLACEHOLDERS, VARIABLES, ops_with, traits
 from msplit.progress import phase
 from msplit.shapes import Shapes, infer
@@ -117,7 +122,7 @@ def _part(flat: FlatGraph, inputs: Sequence[str] | None, outputs: Sequence[str] 
     graph, index = flat.graph, flat.graph.index
     fetched, fed = _named(flat, "outputs", outputs), _named(flat, "inputs", inputs)
     if not fetched:
-        raise MsplitError("the model has no output", where=str(flat.model.path), fix=f"give {spelled('outputs')}")
+        raise MsplitError("the model has no output", where=str(flat.model.source), fix=f"give {spelled('outputs')}")
     wanted = [(index[end.node], end.port) for end in fetched]
     given = {(index[end.node], end.port) for end in fed if graph.ops[index[end.node]] not in PLACEHOLDERS}
     edges, replaced = _edges(flat, given, wanted)
@@ -164,13 +169,13 @@ def _needed(flat: FlatGraph, edges: Edges, wanted: list[int], fed: set[int]) -> 
     if missing := [graph.names[node] for node in np.flatnonzero(needed & ends).tolist()]:
         what = f"the outputs need {', '.join(map(repr, missing[:5]))}, which {spelled('inputs')} does not name"
         fix = f"name it with {spelled('inputs')}, too, or tensors between it and the outputs"
-        raise MsplitError(what, where=str(flat.model.path), fix=fix)
+        raise MsplitError(what, where=str(flat.model.source), fix=fix)
     return needed | (whole & graph.with_ops(_JOINTS) & ~np.isin(np.arange(len(graph)), data.dst))
 
 
 def _named(flat: FlatGraph, option: str, names: Sequence[str] | None) -> list[Endpoint]:
     """The ends of some names, each once; a name that a single node has at its end, behind a slash, is short for that node's."""
-    graph, where = flat.graph, str(flat.model.path)
+    graph, where = flat.graph, str(flat.model.source)
     ends = (
         (flat.inputs, flat.outputs) if option == "outputs" else (flat.outputs, flat.inputs)
     )  # the last one's names count
@@ -202,7 +207,7 @@ def _full_name(flat: FlatGraph, option: str, name: str) -> str:
     longer = [one for one in flat.graph.names if one.endswith(f"/{node}")]
     if len(longer) > 1:
         what = f"{spelled(option)} names {name!r}, which is short for several nodes: {', '.join(longer[:5])}"
-        raise LoadError(what, where=str(flat.model.path), fix="give more of the name")
+        raise LoadError(what, where=str(flat.model.source), fix="give more of the name")
     return longer[0] + name[len(node) :] if longer else name
 
 
@@ -212,13 +217,13 @@ def _described(flat: FlatGraph, found: Shapes, end: Endpoint) -> Endpoint:
     dtype = (found.dtype(node, end.port) or flat.dtype(node, end.port)).removesuffix("_ref")
     if not dtype:
         what, fix = f"the type of {end.name!r} is not known: it comes of a custom op", "name a tensor beside it"
-        raise MsplitError(what, where=str(flat.model.path), fix=fix)
+        raise MsplitError(what, where=str(flat.model.source), fix=fix)
     return replace(end, dtype=dtype, shape=found.shape(node, end.port))
 
 
 def _refuse(flat: FlatGraph, part: _Part) -> None:
     """Refuses a part with a variable whose value is not in the checkpoint."""
-    graph, where = flat.graph, str(flat.model.path)
+    graph, where = flat.graph, str(flat.model.source)
     inside = graph.with_ops(_CUSTOM_HANDLES) | (graph.with_ops(VARIABLES) & (flat.origin_function >= 0))
     if flat.model.meta is not None and (lost := np.flatnonzero(inside & part.needed).tolist()):
         what = f"{graph.names[lost[0]]!r} ({graph.ops[lost[0]]}) is a variable of a custom op or of a function"
@@ -287,7 +292,7 @@ def _add(made: Any, flat: FlatGraph, number: int, origin: Any, taken: Collection
         attrs, dict
     ):  # as what inlining adds has
         what = f"{graph.names[number]!r} ({graph.ops[number]}) is part of a gradient that TensorFlow makes when it runs"
-        raise MsplitError(what, where=str(flat.model.path), fix="name tensors in front of it")
+        raise MsplitError(what, where=str(flat.model.source), fix="name tensors in front of it")
     node = add_copy(made.node, origin)
     node.device = graph.devices[number]
     del node.input[:]
@@ -335,3 +340,102 @@ def _notes(flat: FlatGraph, part: _Part, made: Ensemble) -> Iterable[str]:
     if bare and used.any():
         names = ",".join(end.tensor.removesuffix(":0") for end in made.outputs.values())
         yield f"A GraphDef does not name its outputs: give other commands --part outputs={names}."
+
+
+def with_lengths(flat: FlatGraph, proof: LengthProof, folder: Path) -> tuple[FlatGraph, str]:
+    """Writes a model into a folder with the length of each row as one more input, by which what `proof` tells is hidden, and reads it.
+
+    Returns:
+        The model, and the name of that input.
+    """
+    path, bare = folder / flat.model.path.name, flat.model.format.binary is Format.GRAPH_DEF
+    cut(flat, path, inputs=[tensor.name for tensor in flat.inputs])
+    outputs = [tensor.name for tensor in flat.outputs] if bare else None
+    model = load(path, record=False, outputs=outputs).model
+    message = copy.deepcopy(model.proto)
+    meta = meta_graphs(model.format, message)[model.meta_graph]
+    graph_def = message if meta is None else meta.graph_def
+    nodes, known = {node.name: node for node in graph_def.node}, infer(flat)
+    name = free_name("lengths", {*nodes, *(tensor.name for tensor in flat.inputs)})
+    add_node(graph_def, name, "Placeholder", dtype="int32", shape=(None,))
+    fed = next(tensor for tensor in flat.inputs if tensor.name == proof.inputs[0])
+    first = f"{flat.graph.names[fed.node]}:{fed.port}", flat.dtype(fed.node, fed.port)
+    masks = _Masks(graph_def, free_name(f"{name}_of_rows", {one.split("/")[0] for one in nodes}), name, first)
+    for (number, slot), mask in proof.masks.items():
+        node, source = nodes[flat.graph.names[number]], flat.graph.inputs(number)[slot]
+        dtype = known.dtype(*source) or flat.dtype(*source)
+        node.input[slot] = masks.hidden(node.input[slot], mask, dtype)
+        if mask.fill == MEAN:
+            masks.divide(node, mask, dtype)
+    if meta is not None:
+        end = Endpoint(name, name, 0, "int32", (None,))
+        describe(meta.signature_def[str(model.signature)].inputs[name], end, end.tensor)
+    where = path / SAVED_MODEL_FILES[model.format.is_text] if model.is_saved_model else path
+    where.write_bytes(message.SerializeToString(deterministic=True))
+    return load(path, record=False, outputs=outputs), name
+
+
+class _Masks:
+    """Writes masks into a graph. What several of them need is written once."""
+
+    def __init__(self, graph_def: Any, scope: str, lengths: str, fed: tuple[str, str]) -> None:
+        self._graph_def, self._scope, self._made = graph_def, scope, dict[tuple[Any, ...], str]()
+        number, (first, dtype) = partial(self._constant, "int32"), fed
+        ends = [number(size) for size in ([1], [2], [1])]
+        shape = self._add("Shape", first, T=dtype)
+        longest = self._add("StridedSlice", shape, *ends, T="int32", Index="int32", shrink_axis_mask=1)
+        self._places = self._add("Range", number(0), longest, number(1))
+        self._lengths = self._add("Maximum", lengths, number(1), T="int32")
+
+    def _add(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """Adds a node where there is none like it yet. Its name."""
+        key = (op, inputs, repr(attrs))
+        if key not in self._made:
+            self._made[key] = f"{self._scope}/{op}_{len(self._made)}"
+            add_node(self._graph_def, self._made[key], op, inputs, **attrs)
+        return self._made[key]
+
+    def _constant(self, dtype: str, value: Any) -> str:
+        return self._add("Const", dtype=dtype, value=(dtype, value))
+
+    def _shaped(self, tensor: str, shape: list[int]) -> str:
+        return self._add("Reshape", tensor, self._constant("int32", shape), T="int32")
+
+    def hidden(self, tensor: str, mask: LengthMask, dtype: str) -> str:
+        """A tensor without positions beyond the end of each row."""
+        rows, lengths = mask.rows, self._lengths
+        if (rows.outer, rows.inner) != (1, 1):
+            times = self._constant("int32", [rows.outer, 1, rows.inner])
+            lengths = self._add("Tile", self._shaped(lengths, [1, -1, 1]), times, T="int32")
+        places, lengths = (
+            self._shaped(one, [-1 if place == axis else 1 for place in range(mask.rank)])
+            for one, axis in ((self._places, mask.axis), (lengths, rows.axis))
+        )
+        kept = self._add("Less", places, lengths, T="int32")
+        if mask.fill == LAST:
+            last = self._add("Sub", lengths, self._constant("int32", 1), T="int32")
+            kept = self._add("Equal", places, last, T="int32")
+        hidden = self._add("SelectV2", kept, tensor, self._constant(dtype, _fill(mask.fill, dtype)), T=dtype)
+        if mask.fill == LAST:
+            hidden = self._add("Sum", hidden, self._constant("int32", [mask.axis]), T=dtype, keep_dims=True)
+        return hidden
+
+    def divide(self, mean: Any, mask: LengthMask, dtype: str) -> None:
+        """Makes of a mean a sum, divided by the sum of as many ones as there are, which is as exact as TensorFlow's."""
+        ones, names = self.hidden(self._add("OnesLike", mean.input[0], T=dtype), mask, dtype), list[str]()
+        for source in (mean.input[0], ones):
+            names.append(f"{self._scope}/Mean_{len(self._graph_def.node)}")
+            part = add_copy(self._graph_def.node, mean)
+            part.name, part.op, part.input[0] = names[-1], "Sum", source
+        mean.op = "RealDiv"
+        mean.input[:2] = names
+        for attr in ("Tidx", "keep_dims"):
+            mean.attr.pop(attr, None)
+
+
+def _fill(fill: str, dtype: str) -> Any:
+    """What positions beyond the end become."""
+    if fill not in (LOWEST, LARGEST):
+        return int(fill == "1")
+    kind, sign = numpy_dtype(dtype), -1 if fill == LOWEST else 1
+    return (np.iinfo(kind).min if sign < 0 else np.iinfo(kind).max) if kind.kind in "iu" else sign * np.inf

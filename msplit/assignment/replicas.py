@@ -43,7 +43,7 @@ def refuse(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> None:
     Raises:
         MsplitError: It changes variables, has variables of custom ops, or no output.
     """
-    where = str(model.path)
+    where = str(model.source)
     for node in np.flatnonzero(needed).tolist():
         op, name = graph.ops[node], graph.names[node]
         if traits(op).writes:
@@ -116,7 +116,7 @@ def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Se
     if different:
         raise LoadError(
             f"the weights are of a model with other values in {graph.names[different[0]]!r}, which all replicas share",
-            where=str(model.path),
+            where=str(model.source),
             fix="give models with the same vocabularies and the same preprocessing",
         )
     # From there on in topological order: a node all of whose inputs are shared may be shared too.
@@ -465,7 +465,7 @@ def _outputs(made: Any, model: Model, names: _Names, scopes: Sequence[str], comb
         else:
             raise MsplitError(
                 f"output {end.name!r} is of type {dtype}, of which there is no mean",
-                where=str(model.path),
+                where=str(model.source),
                 fix="stack the outputs (--combine stack), or name those to average with --part outputs=",
             )
         taken.add(node)
@@ -478,7 +478,7 @@ def _type_of(model: Model, end: Endpoint) -> str:
     if not dtype:
         raise MsplitError(
             f"the type of {end.name!r} ({end.tensor}) is not known: it comes of a custom op",
-            where=str(model.path),
+            where=str(model.source),
             fix="name a tensor in front of it or behind it with --part inputs= or outputs=",
         )
     return dtype.removesuffix("_ref")

@@ -71,14 +71,15 @@ def _sign(meta: Any, model: Model, made: Ensemble) -> None:
             signature.inputs[name].CopyFrom(info)
     else:
         for end in (end for end in model.inputs if end.name in made.inputs):
-            _describe(signature.inputs[end.name], end, made.inputs[end.name])
+            describe(signature.inputs[end.name], end, made.inputs[end.name])
     for name, end in made.outputs.items():
-        _describe(signature.outputs[name], end, end.tensor)
+        describe(signature.outputs[name], end, end.tensor)
     if made.init_op:  # where TensorFlow 1 has it: its signature of this name takes no assets
         meta.collection_def[MAIN_OP].node_list.value.append(made.init_op)
 
 
-def _describe(info: Any, end: Endpoint, tensor: str) -> None:
+def describe(info: Any, end: Endpoint, tensor: str) -> None:
+    """Says in a signature what an end is."""
     node, port = split_tensor(tensor)
     info.name = f"{node}:{port}"
     info.dtype = dtype_number(end.dtype) if end.dtype else 0
@@ -269,7 +270,7 @@ def _like(model: Model, path: Path) -> Model:
     other = formats.read(path, **vars(model.choice), record=False)
     if formats.structure_hash(other) != formats.structure_hash(model):
         raise LoadError(
-            f"is not the same graph as {model.path}: more than its constants differ",
+            f"is not the same graph as {model.source}: more than its constants differ",
             where=str(path),
             fix="export both by the same code; other models are joined by the code that builds them",
         )
@@ -298,7 +299,7 @@ def _of_model(model: Model, names: Sequence[str], path: Path | None) -> Mapping[
     values = formats.variables(model, names, checkpoint=path)
     wrong = [said for name in names if (said := formats.differs(model, name, values[name]))]
     if wrong:
-        raise LoadError(f"is of another model than {model.path}", where=str(path), details=wrong[:8])
+        raise LoadError(f"is of another model than {model.source}", where=str(path), details=wrong[:8])
     return values
 
 

@@ -37,6 +37,11 @@ class Traced:
     ids: Ints
     assignment: Assignment | None
 
+    def stream_of(self, position: int) -> int:
+        """Stream id of a span: that of its node, as the plan numbers streams without gaps."""
+        span = self.timeline.spans[position]
+        return next((int(self.ids[node]) for node in span.nodes if node < len(self.ids)), span.stream)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bench(DisplayMixin):

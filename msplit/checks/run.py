@@ -260,7 +260,7 @@ def examine(subject: Subject, assumed: tuple[str, ...] = ()) -> Report:
         if len(found) > MOST_FINDINGS:
             omitted[one.code] = len(found) - MOST_FINDINGS
     return Report(
-        model=str(subject.flat.model.path),
+        model=str(subject.flat.model.source),
         findings=tuple(findings),
         checks=checks,
         skipped=skipped,

@@ -22,6 +22,10 @@ class Run(options.SharedInputs, options.TableMemory, options.OnDevice, options.K
 
     streams: int = option(type=options.STREAMS, default=8, help="The largest number of streams.")
     plan: Path | None = option(help="Run the plan that `msplit tune --plan-out` wrote.")
+    lengths: tuple[int, ...] | None = option(
+        type=options.numbers(click.IntRange(1)),
+        help="Sizes of an unknown second dimension, such as 32,64,128: rows of any length up to the largest are filled up to the next one.",
+    )
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of the library."""
@@ -29,6 +33,7 @@ class Run(options.SharedInputs, options.TableMemory, options.OnDevice, options.K
             **super().arguments(),
             "streams": self.streams,
             "plan": self.plan,
+            "lengths": self.lengths or (),
             "device": self.device,
             "shared": self.shared,
             "users": self.users,

@@ -23,7 +23,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,6 +34,10 @@ from msplit.cli.many import jobs_option, of_folders
 from msplit.cli.output import say
 from msplit.errors import MsplitError
 from msplit.report.document import plural
+
+if TYPE_CHECKING:
+    from msplit.flatten.flat import FlatGraph
+    from msplit.report.html.page import Page
 
 
 @click.command()
@@ -83,29 +87,54 @@ def strip_command(model: Path, choice: options.Choice, output: Path, force: bool
         options.note(note)
 
 
+@dataclass(frozen=True)
+class Reports:
+    """What a report has, and where it goes."""
+
+    output: Path | None = option("-o", "--output", help="The HTML file to write.")
+    explorer: Path | None = option("--model-explorer", help="Write files for Google's Model Explorer into this folder.")
+    no_candidates: bool = option(help="Do not simulate other assignments, which takes long on huge graphs.")
+    benches: Sequence[Path] = option(
+        "--bench",
+        multiple=True,
+        help="What `bench` measured: its result (--format json) or its timeline (--trace). Repeatable.",
+    )
+    force: bool = option(help="Replace an existing output.")
+
+    def check(self, flat: FlatGraph) -> None:
+        """Raises a WriteError where something could not be written."""
+        from msplit.report.trace import EXPLORER_FILES
+
+        folder = self.explorer
+        files = [folder / name for name in EXPLORER_FILES] if folder and folder.is_dir() else [folder]
+        _api().check_places(flat, [place for place in (self.output, *files) if place is not None], force=self.force)
+
+    def write(self, page: Page) -> None:
+        """Writes what was asked for."""
+        from msplit import formats
+        from msplit.formats.atomic import reported
+        from msplit.report import trace
+        from msplit.report.html.page import render
+
+        if self.output is not None:
+            with progress.phase("drawing"):
+                text = render(page).encode()
+            formats.write_bytes_atomic(self.output, text, force=self.force)
+        if self.explorer is not None:
+            with reported(self.explorer):
+                self.explorer.mkdir(exist_ok=True)
+            for name, content in trace.model_explorer(page).items():
+                formats.write_bytes_atomic(self.explorer / name, content, force=self.force)
+
+
 @click.command()
 @options.model_argument
-@click.option("-o", "--output", type=options.PATH, required=True, help="The HTML file to write.")
-@click.option(
-    "--no-candidates", is_flag=True, help="Do not simulate other assignments, which takes long on huge graphs."
-)
-@click.option(
-    "--bench",
-    "bench_paths",
-    type=options.PATH,
-    multiple=True,
-    help="What `bench` measured: its result (--format json) or its timeline (--trace). Repeatable.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing output.")
 @together
 def report_command(
     model: Path,
     choice: options.Choice,
     rules: options.Rules,
-    output: Path,
-    no_candidates: bool,
-    bench_paths: Sequence[Path],
-    force: bool,
+    wanted: Reports,
     work: options.RecordedWork,
 ) -> None:
     """Write a report of MODEL: its graph coloured by stream, the simulated timeline, other assignments, findings.
@@ -113,19 +142,18 @@ def report_command(
     The file is self-contained and needs no network. The model is not executed. What is not given is as `msplit assign` has recorded it
     with the model.
     """
-    from msplit import formats
     from msplit import rules as rule_sets
-    from msplit.assignment.assignment import check_places
     from msplit.assignment.model import Given, price, resolve
     from msplit.cost.gpus import DEFAULT_GPU
     from msplit.report.html import page as build
     from msplit.report.html import runs
-    from msplit.report.html.page import render
 
+    if wanted.output is None and wanted.explorer is None:
+        raise click.UsageError("-o/--output is missing: the HTML file to write. Or give --model-explorer, a folder.")
     given = work.arguments()
     loaded = None if rules.ruleset is None else rule_sets.load(rules.ruleset, streams=rules.streams)
     flat = choice.load(model, record=work.record)
-    check_places(flat, [output], force=force)
+    wanted.check(flat)
     defaults = resolve(flat, Given(loaded, rules.streams, **given))
     settled = defaults.workload
     sizes, costs = price(flat, settled)
@@ -135,22 +163,20 @@ def report_command(
         "--shape": tuple(settled.shapes.items()),
         "--costs": () if settled.gpu == DEFAULT_GPU else options.pairs(gpu=(settled.gpu,)),
     }
-    measured = runs.measured(flat, bench_paths)
+    measured = runs.measured(flat, wanted.benches)
     page = build.page(
         flat,
         costs,
         ruleset=rules.ruleset,
         streams=rules.streams,
-        candidates=not no_candidates,
+        candidates=not wanted.no_candidates and wanted.output is not None,
         shapes=sizes,
         options=" ".join(options.command_line("assign", model, further)[1:]),
         defaults=defaults,
     )
-    with progress.phase("drawing"):
-        text = render(replace(page, measured=measured)).encode()
-    formats.write_bytes_atomic(output, text, force=force)
-    found = page.prediction
-    options.note(f"{output}: {len(flat):,} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs")
+    wanted.write(replace(page, measured=measured))
+    found, place = page.prediction, wanted.output or wanted.explorer
+    options.note(f"{place}: {len(flat):,} nodes, {len(found.lanes)} streams, predicted {found.makespan_us:.1f} µs")
 
 
 @click.command()

@@ -371,9 +371,9 @@ class TableMemory:
     """Tables that do not fit on the GPU."""
 
     table_memory: str | None = option(
-        metavar="GB[,rows=int8]",
+        metavar="GB[,rows=int8|bf16]",
         help="cuda: memory of the GPU for lookup tables; larger ones stay in the host's, beside a cache of rows that are read often. "
-        "rows=int8: their rows are int8 with a scale, and the error is told.",
+        "rows=: their rows of float32 are int8 with a scale, or bf16, and the error is told.",
     )
 
 

@@ -25,12 +25,13 @@ import numpy as np
 
 from msplit.core.arguments import Precision
 from msplit.cost.costs import Constants, Costs, carry
-from msplit.cost.gpus import gpu_names
+from msplit.cost.gpus import Gpu, data_sheet, gpu_names
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.files import JsonValue, Sha256, read_file
 from msplit.formats.summary import structure_hash
 from msplit.formats.tensors import fits
+from msplit.opset.traits import ops_with
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,95 @@ def apply(profile: Profile, flat: FlatGraph, static: Costs) -> Costs:
     )
 
 
+@dataclass(frozen=True)
+class Reached:
+    """Rates that a measured kernel reaches, beside the ceilings of its GPU.
+
+    Attributes:
+        kernel: Its index in `Profile.kernels`.
+        op: What the engine calls it.
+        steps: Steps of the model that are like it.
+        time_us: Time of one of them, alone.
+        flops: Operations of one of them, by the shapes of its nodes.
+        bytes: Bytes that one of them moves.
+        flops_per_s: Operations per second.
+        bytes_per_s: Bytes per second.
+        intensity: Operations per byte.
+        peak_flops_per_s: Ceiling for its types: of the tensor cores for products and convolutions.
+        peak_bytes_per_s: Ceiling: of the L2 cache, where the kernel was measured with its inputs, as far as they fit; else of the memory.
+        bound: Largest of the three least times: "compute", "memory", or "launch" of a tiny kernel.
+        share: The larger of the least times of arithmetic and of memory over the measured time: 1 is at the roof.
+    """
+
+    kernel: int
+    op: str
+    steps: int
+    time_us: float
+    flops: float
+    bytes: float
+    flops_per_s: float
+    bytes_per_s: float
+    intensity: float
+    peak_flops_per_s: float
+    peak_bytes_per_s: float
+    bound: str
+    share: float
+
+
+def roofline(profile: Profile, flat: FlatGraph, costs: Costs) -> tuple[Reached, ...]:
+    """Rates of the measured kernels (S. Williams et al., Roofline, CACM 52, 2009), those that take the most time of a step first.
+
+    Left out: kernels that do part of a node's work, as nothing says which part of its operations is theirs; those of nodes whose shapes are
+    not known; all of a profile that was measured without a GPU.
+
+    Args:
+        profile: Of this graph.
+        flat: The graph.
+        costs: Its costs at the profile's shapes, static or with the profile applied, on the GPU whose data sheet has the ceilings.
+    """
+    if profile.device.simulated:
+        return ()
+    sheet, index = data_sheet(costs.gpu), flat.graph.index
+    uses = Counter(step.kernel for step in profile.steps)
+    parts = Counter(name for step in profile.steps for name in step.nodes)
+    found: dict[int, Reached] = {}
+    for step in profile.steps:
+        if step.kernel < 0 or step.kernel in found or any(parts[name] > 1 for name in step.nodes):
+            continue
+        nodes = [index[name] for name in step.nodes]
+        kernel, moved = profile.kernels[step.kernel], float(costs.bytes[nodes].sum())
+        nbytes = min(kernel.bytes, moved) if moved > 0 else kernel.bytes
+        flops = float(costs.flops[nodes].sum())
+        # No kernel takes less than a ns or moves less than a byte: what a file says must not make an infinite rate.
+        if kernel.time_us < 1e-3 or nbytes < 1 or not np.isfinite(flops) or not costs.known[nodes].all():
+            continue
+        peak = _peak(
+            profile, kernel, sheet, product=any(flat.graph.ops[node] in ops_with("tensor cores") for node in nodes)
+        )
+        bandwidth = sheet.l2_bytes_per_us if kernel.bytes <= sheet.l2_mb * 1e6 else sheet.bytes_per_us
+        least = {"compute": flops / peak, "memory": nbytes / bandwidth, "launch": sheet.launch_us}
+        rates = (
+            1e6 * flops / kernel.time_us,
+            1e6 * nbytes / kernel.time_us,
+            flops / nbytes,
+            1e6 * peak,
+            1e6 * bandwidth,
+        )
+        share = max(least["compute"], least["memory"]) / kernel.time_us
+        about = (step.kernel, kernel.op, uses[step.kernel], kernel.time_us, flops, nbytes)
+        found[step.kernel] = Reached(*about, *rates, max(least, key=least.__getitem__), share)
+    return tuple(sorted(found.values(), key=lambda one: (-one.time_us * one.steps, one.kernel)))
+
+
+def _peak(profile: Profile, kernel: ProfiledKernel, sheet: Gpu, *, product: bool) -> float:
+    """Operations per µs that a kernel's types allow. Products in float32 run in what the profile's precision makes of them."""
+    dtype = next((dtype for dtype, _, _ in kernel.inputs if "float" in dtype or "complex" in dtype), "float32")
+    if dtype == "float32" and product:
+        dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(profile.precision, dtype)
+        product = profile.precision != Precision.IEEE
+    return sheet.flops_per_us(dtype, product)
+
+
 def check(profile: Profile, flat: FlatGraph) -> None:
     """Sees to it that a profile is one of this graph.
 
@@ -258,7 +348,7 @@ def check(profile: Profile, flat: FlatGraph) -> None:
     raise MsplitError(
         f"the profile was measured on another graph: {what}",
         where=profile.source or None,
-        fix=f"measure this one: msplit profile {flat.model.path} -o profile.json --force; or leave --costs profile= out",
+        fix=f"measure this one: msplit profile {flat.model.source} -o profile.json --force; or leave --costs profile= out",
     )
 
 

@@ -266,6 +266,23 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """Time in which a stream does nothing.
+
+    Attributes:
+        span: Position of the span that ends it.
+        waits_for: Position of the span of another stream that it waits for, None for a gap.
+        start_us: Its begin, µs after that of the step's first span.
+        time_us: Its duration.
+    """
+
+    span: int
+    waits_for: int | None
+    start_us: float
+    time_us: float
+
+
+@dataclass(frozen=True)
 class Timeline:
     """One step as it ran.
 
@@ -279,10 +296,33 @@ class Timeline:
     waits: tuple[tuple[int, int], ...]
     clock: str
 
+    def pauses(self) -> list[Pause]:
+        """Times in which streams did nothing between the step's begin and their last span, the longest first.
+
+        What passes until the last span that the next one waits for is over is a wait, the rest a gap.
+        """
+        awaited: dict[int, list[int]] = {}
+        for before, after in self.waits:
+            awaited.setdefault(after, []).append(before)
+        found: list[Pause] = []
+        over: dict[int, float] = {}
+        for position in sorted(range(len(self.spans)), key=lambda one: self.spans[one].start_us):
+            span = self.spans[position]
+            free = over.get(span.stream, 0.0)
+            last = max(awaited.get(position, ()), key=lambda before: self.spans[before].end_us, default=None)
+            # Clocks of two streams are not exact: nothing is waited for longer than until it begins.
+            ready = free if last is None else max(free, min(self.spans[last].end_us, span.start_us))
+            found += [Pause(position, last, free, ready - free), Pause(position, None, ready, span.start_us - ready)]
+            over[span.stream] = max(free, span.end_us)
+        return sorted((one for one in found if one.time_us > 0), key=lambda one: (-one.time_us, one.start_us, one.span))
+
 
 STEPS = "(steps before this one)"
 """An input of the cuda engine, an int64 scalar, that random ops with a state draw by; no input of a model has such a name."""
 
+
+MASKED_LOOPS = "masked_loops"
+"""The fact of the cuda engine that says which loops run up to a bound: most turns, and what bounds them, by name."""
 
 USERS = "(user of each row)"
 """An input of the cuda engine, an int32 for each row: which of the users of a step the row belongs to; see `UserRows`."""

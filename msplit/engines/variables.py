@@ -50,9 +50,9 @@ def table_value(flat: FlatGraph, state: Mapping[str, NDArray[Any]], name: str) -
 
 
 def rounded_tables(flat: FlatGraph, tables: TableOptions | None) -> RoundedTables:
-    """Tables of float32 that leave the GPU, where their rows are to be int8 with a scale: those of which rows are looked up and nothing
+    """Tables of float32 that leave the GPU, where their rows are to be int8 or bf16: those of which rows are looked up and nothing
     else is read, variables and constants of frozen graphs."""
-    if tables is None or not tables.int8:
+    if tables is None or not tables.rows:
         return RoundedTables()
     graph, nodes = flat.graph, dict[str, set[int]]()
     for node, name in variable_names(flat).items():
@@ -70,7 +70,7 @@ def rounded_tables(flat: FlatGraph, tables: TableOptions | None) -> RoundedTable
             sizes[name] = known * np.dtype(numpy_dtype(str(dtype))).itemsize
     names = [*sizes]
     hosted, _ = divided([*sizes.values()], tables.bytes)
-    return RoundedTables([names[at] for at in hosted if looks[names[at]][0] == "float32"])
+    return RoundedTables([names[at] for at in hosted if looks[names[at]][0] == "float32"], tables.rows)
 
 
 def read_by_rows(flat: FlatGraph, nodes: set[int], needed: NDArray[np.bool_]) -> tuple[set[int], set[int]] | None:

@@ -162,7 +162,7 @@ def _with_calls(
     if fed_calls:
         raise LoadError(
             f"{fed_calls[0]} is a function call and can not be fed",
-            where=str(model.path),
+            where=str(model.source),
             fix="feed a placeholder instead",
         )
     # A call without results can be fetched to be run, as a train step is.
@@ -173,7 +173,7 @@ def _with_calls(
         if node in calls and (node, port) not in run and port >= len(graph.functions[calls[node].name].results)
     ]
     if missing:
-        raise GraphError(missing, where=str(model.path))
+        raise GraphError(missing, where=str(model.source))
     no_parameters = np.full(len(graph), -1, np.int32)
     results = [(node, CONTROL if (node, port) in run else port) for node, port in outputs]
     root = split(graph, keep, no_parameters, calls, results, [*targets, *(node for node, _ in run)], ())
@@ -194,7 +194,7 @@ def body(model: Model, function_name: str) -> FlatGraph:
     if function_name not in functions:
         raise LoadError(
             f"there is no function {function_name}",
-            where=str(model.path),
+            where=str(model.source),
             fix=f"name one of the {len(functions)} functions of the model",
         )
     function = functions[function_name]
@@ -226,7 +226,7 @@ def _from_inlined(
         inside: The function whose body it is, None for the top-level graph.
     """
     functions = model.graph.functions
-    where = str(model.path)
+    where = str(model.source)
     found = bodies(root, functions, where)
     for called in (root, *found.values()):
         check_arity(called, functions, where)

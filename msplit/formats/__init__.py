@@ -4,6 +4,8 @@ from msplit.formats.atomic import write_bytes_atomic as write_bytes_atomic
 from msplit.formats.bundle import differs as differs
 from msplit.formats.bundle import saved_as as saved_as
 from msplit.formats.bundle import stamp as stamp
+from msplit.formats.bundle import tables as tables
+from msplit.formats.bundle import unused_keys as unused_keys
 from msplit.formats.bundle import variables as variables
 from msplit.formats.guess import left_out_text as left_out_text
 from msplit.formats.model import STREAM_ID as STREAM_ID

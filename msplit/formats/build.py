@@ -28,6 +28,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit._version import __version__
 from msplit.core.arguments import Precision
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats.atomic import check_target, write_folder_atomic, write_pieces
@@ -73,6 +74,21 @@ class Bucket:
 
 
 @dataclass(frozen=True)
+class LengthInputs:
+    """Sequences of a model whose rows are filled up to a length that was prepared.
+
+    Attributes:
+        name: Input of what runs, which is none of the model's: the length of each row.
+        inputs: Those of which rows are filled up, along the second axis.
+        outputs: Axes along which outputs are cut.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The manifest of a build.
 
@@ -97,6 +113,7 @@ class Manifest:
             other.
         method: Method of TensorFlow Serving that the model's signature was exported for, "" where that is not known.
         tables: Bytes at the end of the weights that stay in the host's memory: tables of which the GPU keeps some rows.
+        lengths: What has rows of any length, where several lengths were built; None where all shapes but the batch are fixed.
     """
 
     made_for: Mapping[str, str]
@@ -117,6 +134,7 @@ class Manifest:
     files: Mapping[str, tuple[Annotated[int, 0, _LARGEST], Sha256]]
     method: str = ""
     tables: Annotated[int, 0, _LARGEST] = 0
+    lengths: LengthInputs | None = None
 
 
 def write(
@@ -246,6 +264,11 @@ def _hash(path: Path, kept: list[NDArray[np.uint8]] | None = None) -> tuple[int,
 
 
 def _manifest(value: JsonValue) -> Manifest:
+    top = value.mapping()
+    made_with, said = top.get("made_for"), top.get("schema_version")
+    if top.get("kind") == "build" and isinstance(said, int) and said < VERSION and isinstance(made_with, Mapping):
+        by = f"msplit {str(made_with.get('msplit', 'of another version'))[:40]}"
+        raise value.wrong(f"was made by {by}, and msplit {__version__} can not open it")
     found = value.of_version("build", VERSION).to(Manifest, optional=("method",))
     names, rungs = found.files, found.rungs
     wanted = {WEIGHTS, *(name for bucket in rungs for name in (bucket.program, bucket.reference))}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -277,7 +277,7 @@ def _summed(data: bytes, count: int) -> tuple[bytes, int]:
     return bytes(lengths) + data[position:], position
 
 
-_ASSIGNS, _IDENTITY = ops_with("assigns"), ("Identity",)
+_ASSIGNS, _FILLS, _IDENTITY = ops_with("assigns"), ops_with("fills a table from constants"), ("Identity",)
 
 
 class CheckpointEntry(NamedTuple):
@@ -296,7 +296,7 @@ class CheckpointEntry(NamedTuple):
 
 def saved_as(model: Model, nodes: Iterable[str]) -> dict[str, CheckpointEntry]:
     """Keys of a model's variables in its checkpoints, by the name of their node; each has a key of its own."""
-    nodes, sources = list(nodes), _restored(model)
+    nodes, sources = list(nodes), {name: source for (name, _), source in _restored(model, _ASSIGNS).items()}
     found = {name: CheckpointEntry(*sources[name], True) for name in nodes if name in sources}
     taken = {(place.key, place.part) for place in found.values()}
     for name in nodes:
@@ -357,10 +357,39 @@ def variables(
         elif nodes is not None:
             raise LoadError(
                 f"the checkpoint has no value for variable {name!r}",
-                where=str(model.path),
+                where=str(model.source),
                 fix="export the model again with all its variables tracked",
             )
     return values
+
+
+def tables(model: Model, nodes: Iterable[str]) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """Keys and values of lookup tables by the name of their node, as the model's saver restores them; others are left out, and keys that
+    mark places of a table which hold nothing. Arrays may be read-only views of the mapped files.
+
+    Raises:
+        LoadError: There is no checkpoint, or it is damaged there.
+    """
+    sources = _restored(model, _FILLS)
+    wanted = [name for name in nodes if (name, 1) in sources and (name, 2) in sources]
+    saved = Checkpoint(_prefix(model, None)) if wanted else None  # of which only these are read
+    found = {}
+    for name in wanted:
+        places = [sources[name, slot][0] for slot in (1, 2)]
+        if saved is not None and all(place in saved for place in places):
+            keys, values = map(saved.tensor, places)
+            if keys.ndim == 2 and keys.shape[1] == 1:  # as a table of open addressing has them
+                keys = keys[:, 0]
+            there = ~np.isin(keys, unused_keys(model.graph, model.graph.index[name]))
+            found[name] = (keys, values) if keys.ndim != 1 or there.all() else (keys[there], values[there])
+    return found
+
+
+def unused_keys(graph: Graph, table: int) -> list[Any]:
+    """Keys of a table of open addressing that mark places which hold nothing."""
+    values = [graph.attrs[key[0]].get("value") for key in graph.inputs(table)]
+    loaded = [value.load() for value in values if isinstance(value, TensorValue) and value.dtype != "string"]
+    return [value[()] for value in loaded if not value.shape]
 
 
 def stamp(model: Model) -> tuple[int, ...] | None:
@@ -417,7 +446,7 @@ def _prefix(model: Model, checkpoint: str | Path | None) -> Path:
         return beside
     raise LoadError(
         "holds a graph without the values of its variables",
-        where=str(model.path),
+        where=str(model.source),
         fix=f"put the checkpoint beside it ({beside.name}.index and its data files), freeze it, or give a SavedModel",
     )
 
@@ -428,26 +457,27 @@ def _own_key(graph: Graph, name: str) -> str:
     return name if node is None else graph.attrs[node].get("shared_name") or name
 
 
-def _restored(model: Model) -> dict[str, tuple[str, str]]:
-    """By variable node the tensor that the saver restores it from, and the slice of it."""
+def _restored(model: Model, ops: Container[str]) -> dict[tuple[str, int], tuple[str, str]]:
+    """By node of a variable or table, and slot of the op of these that gives it its value, the tensor that the saver restores it from,
+    and the slice of it."""
     graph = model.graph
-    found: dict[str, tuple[str, str]] = {}
-    for variable, source in _assignments(graph):
-        found.setdefault(graph.names[variable], source)
+    found: dict[tuple[str, int], tuple[str, str]] = {}
+    for variable, slot, source in _assignments(graph, ops):
+        found.setdefault((graph.names[variable], slot), source)
     restore = graph.index.get(split_tensor(model.meta.saver_def.restore_op_name)[0]) if model.meta is not None else None
     called = None if restore is None else graph.attrs[restore].get("f")
     if restore is None or not isinstance(called, FunctionRef) or called.name not in graph.functions:
         return found
     given = graph.inputs(restore)
     function = graph.functions[called.name]
-    for parameter, source in _assignments(function.body):
+    for parameter, slot, source in _assignments(function.body, ops):
         if parameter < min(len(function.parameters), len(given)):
-            found.setdefault(graph.names[behind(graph, given[parameter], _IDENTITY)[0]], source)
+            found.setdefault((graph.names[behind(graph, given[parameter], _IDENTITY)[0]], slot), source)
     return found
 
 
-def _assignments(graph: Graph) -> Iterator[tuple[int, tuple[str, str]]]:
-    """(variable or parameter, (tensor name, slice)) for every restored tensor that is assigned."""
+def _assignments(graph: Graph, ops: Container[str]) -> Iterator[tuple[int, int, tuple[str, str]]]:
+    """(variable, table or parameter, slot, (tensor name, slice)) for every restored tensor that one of these ops is given."""
     for node, op in enumerate(graph.ops):
         if op != "RestoreV2":
             continue
@@ -456,23 +486,23 @@ def _assignments(graph: Graph) -> Iterator[tuple[int, tuple[str, str]]]:
         slices = _constant_strings(graph, inputs[2][0])
         for edge in graph.out_edges(node).tolist():
             port = int(graph.edges.port[edge])
-            assigned = _assigned_by(graph, edge)
+            assigned, slot = _assigned_by(graph, edge, ops)
             if assigned is not None and 0 <= port < min(len(names), len(slices)):
-                yield assigned, (names[port], slices[port])
+                yield assigned, slot, (names[port], slices[port])
 
 
-def _assigned_by(graph: Graph, edge: int) -> int | None:
-    """The variable that the tensor of an edge is assigned to, directly or through Identity ops."""
+def _assigned_by(graph: Graph, edge: int, ops: Container[str]) -> tuple[int | None, int]:
+    """The variable or table that one of these ops gives the tensor of an edge, directly or through Identity ops, and its slot."""
     edges = graph.edges
     while graph.ops[edges.dst[edge]] == "Identity":
         onward = [e for e in graph.out_edges(int(edges.dst[edge])).tolist() if edges.port[e] != CONTROL]
         if not onward:
-            return None
+            return None, 0
         edge = onward[0]
-    target = int(edges.dst[edge])
-    if graph.ops[target] not in _ASSIGNS or edges.slot[edge] != 1:
-        return None
-    return behind(graph, graph.inputs(target)[0], _IDENTITY)[0]
+    target, slot = int(edges.dst[edge]), int(edges.slot[edge])
+    if graph.ops[target] not in ops or slot < 1:
+        return None, 0
+    return behind(graph, graph.inputs(target)[0], _IDENTITY)[0], slot
 
 
 def _constant_strings(graph: Graph, node: int) -> list[str]:

@@ -220,6 +220,15 @@ class Endpoint:
         return f"{self.node}:{self.port}"
 
 
+EXPORTED: dict[Path, Path] = {}
+"""Folder that Keras has exported to -> the file that was exported."""
+
+
+def source_of(path: Path) -> Path:
+    """The file that a model was read from: of what was exported to be read, the `.keras` file."""
+    return EXPORTED.get(path, path)
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """A model file.
@@ -265,6 +274,11 @@ class Model:
     choice: ReadOptions = field(default_factory=ReadOptions)
     record: AssignmentRecord | None = None
     record_problem: str | None = None
+
+    @property
+    def source(self) -> Path:
+        """The file that the user named: of a `.keras` file that was exported to be read, that one."""
+        return source_of(self.path)
 
     @property
     def meta(self) -> Any:

@@ -38,7 +38,7 @@ from msplit.formats.endpoints import Endpoints
 from msplit.formats.files import open_regular
 from msplit.formats.functions import Expand, Library
 from msplit.formats.guess import guessed
-from msplit.formats.model import AssignmentRecord, Format, Model, ReadOptions, meta_graphs
+from msplit.formats.model import EXPORTED, AssignmentRecord, Format, Model, ReadOptions, meta_graphs
 from msplit.formats.tensors import NotWireFormat
 from msplit.opset import schema
 from msplit.progress import phase
@@ -368,8 +368,6 @@ import sys
 import keras
 keras.models.load_model(sys.argv[1], compile=False).export(sys.argv[2])
 """
-_exported: dict[Path, Path] = {}
-"""Folder that Keras has exported to -> the file that was exported."""
 
 
 def exported(path: Path) -> Path:
@@ -388,7 +386,7 @@ def exported(path: Path) -> Path:
             return path
         info = os.fstat(file.fileno())
     target = _export(path.resolve(), info.st_mtime_ns, info.st_size)
-    _exported[target] = path
+    EXPORTED[target] = path
     return target
 
 
@@ -426,11 +424,6 @@ def _remove(folder: Path, owner: int) -> None:
     """Removes what was exported, when the process ends that did it."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def source_of(path: Path) -> Path:
-    """The file that a model was read from: of what `exported` made, the `.keras` file."""
-    return _exported.get(path, path)
 
 
 def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:

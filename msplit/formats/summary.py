@@ -20,7 +20,7 @@ from msplit.formats import endpoints
 from msplit.formats.decode import to_graph
 from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Library
-from msplit.formats.model import STREAM_ID, Endpoint, Format, Model, meta_graphs
+from msplit.formats.model import STREAM_ID, Endpoint, Format, Model, meta_graphs, source_of
 from msplit.formats.reader import exported, find_endpoints, main_file, parse, sniff
 from msplit.formats.tensors import dtype_name
 
@@ -99,7 +99,7 @@ def contents(path: str | Path) -> Contents:
     kind = sniff(path)
     message, _ = parse(kind, main_file(path))
     graphs = (_graph(message, around, kind, str(path)) for around in meta_graphs(kind, message))
-    return Contents(path, kind, tuple(graphs))
+    return Contents(source_of(path), kind, tuple(graphs))
 
 
 def _graph(message: Any, around: Any, kind: Format, where: str) -> GraphContents:

@@ -22,7 +22,7 @@ from msplit.formats import atomic
 from msplit.formats import model as records
 from msplit.formats.files import descriptor_of, name_of, open_regular
 from msplit.formats.model import STREAM_ID, AssignmentRecord, Format, Model, meta_graphs
-from msplit.formats.reader import FINGERPRINT, SAVED_MODEL_FILES, source_of
+from msplit.formats.reader import FINGERPRINT, SAVED_MODEL_FILES
 from msplit.formats.wire import MAX_BYTES
 
 _AT_ONCE = 1 << 20
@@ -295,7 +295,7 @@ def check_place(model: Model, out: Path, *, force: bool) -> None:
         WriteError: It is such a place, or something is there already and `force` is not given.
     """
     with atomic.reported(out):
-        source = Path(os.path.realpath(source_of(model.path)))
+        source = Path(os.path.realpath(model.source))
         target = Path(os.path.realpath(out))
         same = source == target or (target.exists() and source.exists() and os.path.samefile(source, target))
         if same or (model.is_saved_model and source in target.parents) or target in source.parents:

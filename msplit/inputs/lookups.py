@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit import formats
 from msplit.core.graph import TensorValue, memoize
 from msplit.errors import MsplitError
 from msplit.flatten.build import flatten
@@ -55,7 +56,8 @@ def _found(model: Model) -> dict[str, Keys]:
     graph = model.graph
     own = [graph.names[node] for node, op in enumerate(graph.ops) if op in (*_LITERAL, *_FILE)]
     targets = tuple(dict.fromkeys([*(name for name in model.init_ops if name in graph.index), *own]))
-    found: dict[str, Keys] = {}
+    growing = [name for name, op in zip(graph.names, graph.ops, strict=True) if op in ops_with("rows by key")]
+    found = _restored(model, growing) if growing else {}
     if not targets:
         return found
     try:
@@ -70,6 +72,21 @@ def _found(model: Model) -> dict[str, Keys]:
         keys = loaded(flat, source_of(flat, node, 1)) if op in _LITERAL else _of_file(flat, node, files)
         if table is not None and keys is not None and keys.size:
             found.setdefault(table, _typed(flat, table, keys.reshape(-1)))
+    return found
+
+
+def _restored(model: Model, names: list[str]) -> dict[str, Keys]:
+    """Keys of tables that the checkpoint has, the first so many; of tables of rows, where a default stands for any other key, one more."""
+    try:
+        tables = formats.tables(model, names)
+    except MsplitError:
+        return {}  # who reads the checkpoint says so
+    found, graph = {name: keys.reshape(-1)[:MAX_KEYS] for name, (keys, _) in tables.items() if keys.size}, model.graph
+    for name, keys in found.items():
+        if keys.dtype.kind == "i" and graph.attrs[graph.index[name]].get("value_shape"):
+            unused, last = formats.unused_keys(graph, graph.index[name]), int(tables[name][0].max())
+            others = [key for key in range(last + 1, last + 4) if key <= np.iinfo(keys.dtype).max and key not in unused]
+            found[name] = np.append(keys, np.array(others[:1], keys.dtype))
     return found
 
 

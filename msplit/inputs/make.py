@@ -82,7 +82,7 @@ def make_inputs(
     for name in given:
         if name not in names:
             fix = _with_default(flat, name, names) or _nearest(name, names)
-            raise LoadError(f"the model has no input {name!r}", where=str(flat.model.path), fix=fix)
+            raise LoadError(f"the model has no input {name!r}", where=str(flat.model.source), fix=fix)
     specs, shaped = input_specs(flat, batch, shapes)
     composite = structure(flat, specs, batch, frozenset(given), seed, kind)
     unknown = [(spec.name, spec.node, spec.port) for spec in specs if shaped.get((spec.node, spec.port)) is None]
@@ -107,7 +107,7 @@ def make_inputs(
             full = (composite.lengths[spec.name], *full[1:])
         if math.prod(full) > _MOST:
             what = f"input {spec.name!r} of shape {shape_text(full)} does not fit into any memory"
-            raise LoadError(what, where=str(flat.model.path), fix="use a smaller --batch, or give its --shape")
+            raise LoadError(what, where=str(flat.model.source), fix="use a smaller --batch, or give its --shape")
         rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
         feeds[spec.name] = made_up(flat, spec, full, rng, kind)
     return feeds
@@ -227,7 +227,7 @@ def _dtype(flat: FlatGraph, node: int, port: int) -> str:
     if not found:
         raise LoadError(
             f"the type of input {flat.graph.names[node]!r} is not known",
-            where=str(flat.model.path),
+            where=str(flat.model.source),
             fix="name other inputs with --part inputs=",
         )
     return found.removesuffix("_ref")

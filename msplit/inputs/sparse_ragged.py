@@ -136,7 +136,7 @@ def _refuse_part(flat: FlatGraph, sparse: _Sparse, names: Set[str], given: Set[s
     if there and missing and sparse.values is not None:
         raise LoadError(
             f"{', '.join(there)} and {', '.join(missing)} are parts of one sparse tensor, and not all of them are given",
-            where=str(flat.model.path),
+            where=str(flat.model.source),
             fix=" ".join(f"--input {name}=FILE" for name in missing) + f" as well, or leave {', '.join(there)} out",
         )
 

@@ -135,7 +135,7 @@ def made_up(
     if spec.dtype in ("resource", "variant"):
         raise LoadError(
             f"input {spec.name!r} is a {spec.dtype}, which has no value outside of TensorFlow",
-            where=str(flat.model.path),
+            where=str(flat.model.source),
             fix="choose inputs that are tensors with --part inputs=",
         )
     dtype = _numeric(flat, spec)
@@ -228,7 +228,7 @@ def _numeric(flat: FlatGraph, spec: InputSpec) -> np.dtype[Any]:
     except (TypeError, ValueError) as error:  # a damaged file may name anything
         raise LoadError(
             f"the type of {spec.name!r} is {spec.dtype!r}, which no value has",
-            where=str(flat.model.path),
+            where=str(flat.model.source),
             fix="export the model again, or choose other inputs with --part inputs=",
         ) from error
 
@@ -316,7 +316,7 @@ def _strings(
 def _needs_file(flat: FlatGraph, name: str, op: str) -> LoadError:
     return LoadError(
         f"input {name!r} is read by {op}: its strings can not be made up",
-        where=str(flat.model.path),
+        where=str(flat.model.source),
         fix=f'give real ones: --input {name}=FILE, a TFRecord file, JSON with {{"b64": …}}, .npz or .npy',
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from msplit.analysis.inventory import BranchSize, RegionSize, TableUse
 from msplit.analysis.isomorphic import Isomorphic, NearlyIsomorphic
+from msplit.analysis.rows.lengths import about_lengths
 from msplit.analysis.shared import SharedWork
 from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
@@ -144,7 +145,7 @@ def document(
     if coverage is not None:
         tables.append(_coverage(coverage))
     return Document(
-        title=heading(found.flat.model.path, found.flat.model.format),
+        title=heading(found.flat.model.source, found.flat.model.format),
         facts=_facts(found) if everything or summary else (),
         tables=tables,
         notes=[*_notes(found, coverage, loose), *(one.words for one in (split, *once) if one is not None)],
@@ -324,7 +325,7 @@ def _notes(found: Analysis, coverage: Coverage | None, loose: Collection[str]) -
     if found.judgement.helps and found.suggestion.rule_set != "default":
         lines.append(f"Rule set for this kind of model: {found.suggestion.rule_set}. {found.suggestion.why}")
     if coverage is not None:
-        lines.append(_coverage_note(coverage))
+        lines += filter(None, [_coverage_note(coverage), about_lengths(found.flat)])
     if loose:
         lines.append(f"{some(sorted(loose), 5)} {_LOOSE}")
     if text := left_out_text(found.flat.model):
@@ -357,7 +358,7 @@ def payload(
     flat, model, costs, names = found.flat, found.flat.model, found.costs, found.flat.graph.names
     result: dict[str, Any] = {
         "model": {
-            **picked(model, "path format tags signature signatures versions"),
+            **picked(model, "path=source format tags signature signatures versions"),
             "inputs": [picked(endpoint, ENDPOINT) for endpoint in model.inputs],
             "outputs": [picked(endpoint, ENDPOINT) for endpoint in model.outputs],
             "outputs_guessed": model.left_out is not None,

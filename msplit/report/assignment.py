@@ -79,7 +79,7 @@ def document(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every:
     if _simulated(assigned) and not assigned.judgement.helps:
         noted = [assigned.judgement.words, *noted]
     return Document(
-        title=heading(flat.model.path, flat.model.format),
+        title=heading(flat.model.source, flat.model.format),
         facts=facts,
         tables=tables,
         warnings=[*warned, *outputs.warnings],
@@ -220,7 +220,7 @@ def explain(assigned: Assigned, name: str) -> Document:
         near = difflib.get_close_matches(name, flat.graph.names[:100_000], 3)
         raise MsplitError(
             f"the graph has no node {name!r}",
-            where=str(flat.model.path),
+            where=str(flat.model.source),
             fix=f"did you mean {', '.join(near)}?" if near else "`msplit analyze --show nodes` lists them",
         )
     found = explanation(assigned, name, Outputs())
@@ -256,7 +256,7 @@ def explanation(assigned: Assigned, name: str, outputs: Outputs) -> dict[str, An
     function, original = flat.origin(node)
     region = int(flat.region[node])
     return {
-        "model": flat.model.path,
+        "model": flat.model.source,
         "node": name,
         "op": flat.graph.ops[node],
         "host": bool(flat.host[node]),
@@ -277,7 +277,7 @@ def payload(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every: 
     flat, chosen = assigned.flat, assigned.kernels
     kernels = "kernels=planned.kernels algorithm streams=planned.streams groups=planned.groups predicted_us"
     result: dict[str, Any] = {
-        "model": flat.model.path,
+        "model": flat.model.source,
         "rules": {"source": assigned.ruleset.source, "rules": [rule.key for rule in assigned.ruleset.rules]},
         **picked(assigned, "costs=costs.source streams=outcome.streams loads"),
         "decided_by": claims(assigned),
@@ -316,7 +316,7 @@ def candidates_document(found: Compared, written: Sequence[str] = ()) -> Documen
         tables.append(_table("Kernels", found.kernels, note))
     skipped = [f"{row.name} was skipped: {row.skipped}." for row in found.rows if row.skipped is not None]
     return Document(
-        title=heading(found.flat.model.path, found.flat.model.format),
+        title=heading(found.flat.model.source, found.flat.model.format),
         facts=_facts(found),
         tables=tables,
         notes=[
@@ -411,7 +411,7 @@ def candidates_payload(found: Compared, written: Sequence[str] = ()) -> dict[str
     """Everything for JSON."""
     return {
         **picked(
-            found, "model=flat.model.path streams costs=costs.source gpu=costs.gpu bound_us auto measured_on=device?"
+            found, "model=flat.model.source streams costs=costs.source gpu=costs.gpu bound_us auto measured_on=device?"
         ),
         "not_measured": found.why_not or None,
         "candidates": [_row(row) for row in found.rows],

@@ -21,11 +21,13 @@ from dataclasses import asdict
 from typing import Any
 
 from msplit.benchmark.diagnose import Limits, Utilization
-from msplit.benchmark.results import BaselineComparison, Bench, Change, Timed
+from msplit.benchmark.results import BaselineComparison, Bench, Change, Timed, Traced
 from msplit.core.statistics import Ratio
+from msplit.engines.base import MASKED_LOOPS
+from msplit.engines.cuda.coverage import masked_loops
 from msplit.engines.tensorflow.session import Placement
 from msplit.flatten.flat import FlatGraph
-from msplit.report.document import Table, count, gain, micros, percent, picked, plural
+from msplit.report.document import Name, Table, count, gain, micros, more, percent, picked, plural
 from msplit.run.setup import AblationStep
 from msplit.run.tuning import Tuned
 from msplit.schedule.choose import WORTH
@@ -154,6 +156,7 @@ def layers_table(found: Bench) -> Table | None:
     facts = [variants[layer.label].facts for layer in shown]
     if fused := [one for one in facts if "fused_groups" in one]:
         notes.append(_fusion(fused[0]))
+    notes += masked_loops(next((one[MASKED_LOOPS] for one in facts if MASKED_LOOPS in one), {}))
     if grouped := [one for one in facts if one.get("groups")]:
         notes.append(_grouping(grouped[0], facts[0]))
     return Table("What each layer adds", columns, rows, "; ".join(notes))
@@ -500,3 +503,39 @@ def placement_payload(placements: Mapping[str, Placement]) -> dict[str, Any]:
     return {
         label: [picked(node, "node=name op asked? device") for node in nodes] for label, nodes in placements.items()
     }
+
+
+_MOST_PAUSES = 5
+
+
+def pauses_payload(traced: Sequence[Traced]) -> list[dict[str, Any]]:
+    """Waits and gaps of the traced steps for JSON, variant by variant, the longest first."""
+    return [
+        {
+            "variant": one.label,
+            "stream": one.stream_of(pause.span),
+            "kernel": one.timeline.spans[pause.span].name,
+            "start_us": pause.start_us,
+            "time_us": pause.time_us,
+            "waits_for": None if pause.waits_for is None else one.timeline.spans[pause.waits_for].name,
+            "of_stream": None if pause.waits_for is None else one.stream_of(pause.waits_for),
+        }
+        for one in traced
+        for pause in one.timeline.pauses()
+    ]
+
+
+def pauses(traced: Sequence[Traced]) -> Table | None:
+    """The longest waits and gaps of each traced step; None where streams were never idle."""
+    rows, left = [], 0
+    for one in traced:
+        found = pauses_payload([one])
+        left += max(0, len(found) - _MOST_PAUSES)
+        for pause in found[:_MOST_PAUSES]:
+            why = "nothing" if pause["waits_for"] is None else Name(pause["waits_for"])
+            other = "-" if pause["of_stream"] is None else str(pause["of_stream"])
+            times = (micros(pause["start_us"]), micros(pause["time_us"]))
+            rows.append((short(one.label), str(pause["stream"]), *times, Name(pause["kernel"]), why, other))
+    columns = ("", ">stream", ">from", ">idle", "until kernel", "waited for", ">of stream")
+    title = "Longest waits and gaps of a step, as it was traced"
+    return Table(title, columns, rows, more(left, "--format json")) if rows else None

@@ -42,10 +42,11 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         bench_sections.bounds_table(found.limits, result.variants) if found.limits is not None else None,
         bench_sections.tuning_table(found.tuned) if found.tuned is not None else None,
         *bench_sections.placement_tables(found.placements),
+        bench_sections.pauses(found.traced),
     ]
     skipped = [f"{variant.label}: skipped: {variant.skipped}" for variant in result.variants if variant.skipped]
     return Document(
-        title=heading(flat.model.path, flat.model.format),
+        title=heading(flat.model.source, flat.model.format),
         facts=facts,
         tables=[table for table in tables if table is not None],
         warnings=[*_grouped(result.warnings, [variant.label for variant in result.variants]), *skipped],
@@ -244,7 +245,7 @@ def _lookups(found: Sequence[Hits]) -> Table:
 def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[str, Any]:
     """The measurement for JSON: every raw time, versions, machine, command."""
     return {
-        "model": flat.model.path,
+        "model": flat.model.source,
         **picked(found, "engine why batch"),
         "inputs": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in found.inputs.items()},
         **picked(found, "notes result preparation_s=preparation.seconds"),
@@ -256,5 +257,6 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         **({"placement": bench_sections.placement_payload(found.placements)} if found.placements else {}),
         **({} if found.tuned is None else {"tuned": bench_sections.tuning_payload(found.tuned)}),
         **({} if found.mixed is None else {"mixed_precision": bench_sections.mixed_payload(flat, found.mixed)}),
+        **({"pauses": bench_sections.pauses_payload(found.traced)} if found.traced else {}),
         **({"written": written} if written or found.tuned is not None else {}),
     }

@@ -15,8 +15,9 @@ import numpy as np
 
 from msplit.benchmark.bisect import Bisected, Suspect
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Profile
+from msplit.cost.profile import Profile, roofline
 from msplit.flatten.flat import FlatGraph
+from msplit.report import document
 from msplit.report.document import Document, Table, count, dimensions, heading, micros, percent, picked, plural
 from msplit.training.loop import TrainingResult
 from msplit.training.trainer import Trainer
@@ -46,7 +47,7 @@ def bisect_document(flat: FlatGraph, found: Bisected) -> Document:
             rows = [(one.name, one.dtype, dimensions(one.shape), _agrees(one)) for one in suspect.inputs]
             tables.append(Table("What it reads", ("value", "type", "shape", "against TensorFlow"), rows))
     return Document(
-        title=heading(flat.model.path, flat.model.format), facts=facts, tables=tables, notes=[_conclusion(found)]
+        title=heading(flat.model.source, flat.model.format), facts=facts, tables=tables, notes=[_conclusion(found)]
     )
 
 
@@ -115,7 +116,7 @@ def profile_document(flat: FlatGraph, found: Profile, static: Costs, *, notes: S
         part = percent(float(totals[kind]), whole)
         return kernel.op, _sizes(found, kind), count(int(uses[kind])), *times, share, blocks, part
 
-    rows = [*map(row, order)]
+    rows, reached = [*map(row, order)], roofline(found, flat, static)
     more = len(found.kernels) - len(rows)
     by_sheet = float(estimates @ uses) if len(estimates) else 0.0
     facts = [
@@ -131,9 +132,9 @@ def profile_document(flat: FlatGraph, found: Profile, static: Costs, *, notes: S
     title = f"Kinds of steps by time{f', the first {len(rows)} of {len(found.kernels)}' if more > 0 else ''}"
     columns = ("op", "inputs", ">steps", ">alone", ">static", ">fills", ">blocks", ">of all")
     return Document(
-        title=heading(flat.model.path, flat.model.format),
+        title=heading(flat.model.source, flat.model.format),
         facts=facts,
-        tables=[Table(title, columns, rows)],
+        tables=[Table(title, columns, rows), *([document.roofline(reached, _FEW, "--format json")] if reached else [])],
         notes=notes,
         warnings=[no_gpu] if found.device.simulated else [],
     )
@@ -154,11 +155,12 @@ def estimated(found: Profile, flat: FlatGraph, static: Costs) -> np.ndarray[tupl
 def profile_payload(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Profile's summary for JSON; the profile itself is in its file."""
     return {
-        "model": flat.model.path,
+        "model": flat.model.source,
         **picked(found, "device precision layout inputs constants"),
         "steps": len(found.steps),
         **picked(found, "measured one_us unmeasured kernels"),
         "static_us": estimated(found, flat, static),
+        "roofline": roofline(found, flat, static),
         "notes": notes,
     }
 

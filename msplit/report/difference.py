@@ -44,7 +44,7 @@ def document(found: ModelChanges, limit: int | None = SHOWN, *, judged_with: str
         judged_with: Source of the costs and of the reasons, in words; "" where that need not be told.
     """
     old, new = found.old, found.new
-    title = f"{old.flat.model.path} → {new.flat.model.path}"
+    title = f"{old.flat.model.source} → {new.flat.model.source}"
     if found.same:
         return Document(title, _facts(found), notes=(UNCHANGED,))
     judged = (f"Judged with {judged_with}.",) if judged_with else ()
@@ -156,7 +156,7 @@ def payload(found: ModelChanges, made: ModelDifference | None = None, *, judged_
 
 def _side(side: Side) -> dict[str, Any]:
     return {
-        **picked(side.flat, "path=model.path"),
+        **picked(side.flat, "path=model.source"),
         "nodes": len(side.flat),
         "gpu": side.costs.gpu,
         **picked(side.prediction, "streams=lanes edges_cut=plan.edges waits=plan.waits"),
@@ -246,7 +246,8 @@ def page(found: Document, made: ModelDifference) -> str:
     rows: list[tuple[str, str, Sequence[str], Sequence[str]]] = []
     for kind, nodes in (("changed", made.changed), ("removed", made.removed), ("added", made.added)):
         for node in nodes:
-            sides = [node.was, node.op, micros(node.old_us)], [_where(node), node.op, micros(node.new_us)]
+            before = next((str(aspect.old) for aspect in node.aspects if aspect.what == "op"), node.op)
+            sides = [node.was, before, micros(node.old_us)], [_where(node), node.op, micros(node.new_us)]
             for what, *both in _rows(node):
                 for side, value in zip(sides, both, strict=True):
                     side.append(f"{what}: {value}")

@@ -25,6 +25,7 @@ from msplit.escape import json_document
 
 if TYPE_CHECKING:
     from msplit.core.statistics import Ratio
+    from msplit.cost.profile import Reached
 
 
 def count(value: int) -> str:
@@ -104,11 +105,9 @@ _FORMATS = {"graphdef": "GraphDef", "metagraph": "MetaGraphDef", "savedmodel": "
 
 
 def heading(path: str | Path, form: str) -> str:
-    """First line of a report on a model: "model.pb (GraphDef)". One that was exported to be read is named by the file that was given."""
-    from msplit.formats.reader import source_of  # after a model was read: help needs no formats
-
+    """First line of a report on a model: "model.pb (GraphDef)"."""
     kind, _, text = form.partition("-")
-    return f"{source_of(Path(path))} ({_FORMATS.get(kind, kind)}{', text' if text else ''})"
+    return f"{path} ({_FORMATS.get(kind, kind)}{', text' if text else ''})"
 
 
 def gain(ratio: Ratio | None) -> str:
@@ -172,6 +171,17 @@ def dumps(command: str, payload: Mapping[str, Any]) -> str:
     """The JSON text of one command's result."""
     document = {"schema_version": SCHEMA_VERSION, "command": command, **plain(payload)}
     return json_document(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def roofline(found: Sequence[Reached], most: int | None, option: str) -> Table:
+    """A table of the rates that measured kernels reach, of the first so many (None: all)."""
+
+    def row(one: Reached) -> tuple[str, ...]:
+        rates = (operations(one.flops_per_s) + "/s", size(one.bytes_per_s) + "/s", f"{one.intensity:.3g}")
+        return one.op, count(one.steps), micros(one.time_us), *rates, one.bound, percent(one.share, 1.0)
+
+    columns = ("kernel", ">steps", ">alone", ">reached", ">bytes", ">FLOP per byte", "bound by", ">of the roof")
+    return first("Roofline: rates that kernels reach, by time", columns, found, row, most, option, "kernel")
 
 
 Entry = TypeVar("Entry")

@@ -33,7 +33,7 @@ def document(flat: FlatGraph, found: BatchSweep, written: Sequence[str] = ()) ->
         values = {batch: [value for known, value in one.facts if known == name] for batch, one in single.items()}
         facts += [(name, value) for value in _by_batch(values)]
     return Document(
-        title=heading(flat.model.path, flat.model.format),
+        title=heading(flat.model.source, flat.model.format),
         facts=facts,
         tables=[_times(found, shown), *_gains(found, shown)],
         warnings=[
@@ -104,7 +104,7 @@ def payload(flat: FlatGraph, found: BatchSweep, written: Sequence[str] = ()) -> 
     shown = lines(found)
     clock = clock_of(shown)
     return {
-        "model": flat.model.path,
+        "model": flat.model.source,
         "sweep": {
             "batches": list(found.runs),
             "failed": [{"batch": batch, "why": why} for batch, why in found.failed.items()],
@@ -163,7 +163,7 @@ def text(flat: FlatGraph, runs: Iterable[Bench]) -> str:
     writer.writerow(COLUMNS)
     for run in runs:
         for variant in run.result.variants:
-            cells = {"model": str(flat.model.path), "batch": run.batch, **_row(variant, run.result.baseline)}
+            cells = {"model": str(flat.model.source), "batch": run.batch, **_row(variant, run.result.baseline)}
             writer.writerow([_cell(cells.get(column)) for column in COLUMNS])
     return out.getvalue()
 

@@ -1,4 +1,6 @@
-"""Runs as Chrome traces: one track per stream, a slice per kernel, an arrow per wait. Perfetto and chrome://tracing open them.
+"""Files for other viewers: runs as Chrome traces for Perfetto and chrome://tracing, graphs for Google's Model Explorer.
+
+Traces have one track per stream, a slice per kernel, an arrow per wait.
 
 The format is that of the "Trace Event Format" document of the Chromium project. What Perfetto's importer complains about is avoided here:
 slices of one track that overlap, arrows whose ends lie on no slice, events out of order. So times are whole nanoseconds, an arrow starts
@@ -9,19 +11,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msplit.core.graph import Assignment
+from msplit.core.graph import CONTROL, Assignment
 from msplit.cost.costs import Costs
+from msplit.cost.gpus import gpu_title
+from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
+from msplit.report.document import dimensions, micros, ratio
 from msplit.schedule.judge import Prediction
 
 if TYPE_CHECKING:
     from msplit.benchmark.results import Bench, Traced
+    from msplit.report.html.page import Page
 
 PROCESS = 1
 FIRST_TRACK = 100
@@ -169,19 +176,17 @@ def from_bench(flat: FlatGraph, found: Bench) -> dict[str, Any]:
 
 def _measured_run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: dict[str, int]) -> TracedRun:
     slices = []
-    for span in traced.timeline.spans:
+    for position, span in enumerate(traced.timeline.spans):
         nodes = [node for node in span.nodes if node < len(flat)]
         if not span.nodes and span.name in known:
             nodes = [known[span.name]]
         args: dict[str, Any] = {"ran": ", ".join(span.ran)}
-        stream = span.stream
         if nodes and costs is not None:
             args |= node_args(flat, costs, nodes[0], traced.assignment)
-        if span.nodes and nodes:
-            stream = int(traced.ids[nodes[0]])  # the plan numbers streams without gaps
         if len(nodes) > 1:
             args["nodes"] = ", ".join(flat.graph.names[node] for node in nodes)
-        slices.append(Slice(span.name, stream, span.start_us, span.end_us - span.start_us, args, span.row))
+        stream, time_us = traced.stream_of(position), span.end_us - span.start_us
+        slices.append(Slice(span.name, stream, span.start_us, time_us, args, span.row))
     return TracedRun(f"msplit bench: {traced.label}", slices, traced.timeline.waits, {"clock": traced.timeline.clock})
 
 
@@ -267,3 +272,160 @@ def _plain(args: Mapping[str, Any]) -> dict[str, Any]:
             value = str(value)
         result[key] = value if isinstance(value, str | int | float | bool) or value is None else str(value)
     return result
+
+
+EXPLORER_FILES = ("graph.json", "stream.json", "time.json", "bytes.json", "findings.json")
+"""Files for Model Explorer: the graph, and data of its nodes."""
+
+_GROWING = [{"stop": 0, "bgColor": "#ffffff"}, {"stop": 1, "bgColor": "#f28e2c"}]
+_SEVERITIES = {"error": "#f4a3a3", "warning": "#f6d58a"}
+
+
+def model_explorer(page: Page) -> dict[str, bytes]:
+    """Files for Model Explorer by name: those of `EXPLORER_FILES`.
+
+    Its package describes the format: `model_explorer.graph_builder` the graph, `model_explorer.node_data_builder` what is known of nodes.
+    Bodies of loops and conds stay one node, as in the flat graph. The waits between streams are an overlay.
+    """
+    flat, names = page.flat, _explorer_ids(page.flat.graph.names)
+    ids, times = page.prediction.ids.tolist(), page.prediction.kernel_us
+    colours = _stream_colours()
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for one in page.findings or ():
+        for name in one.finding.nodes:
+            found.setdefault(name, []).append((one.code, one.severity.value, one.finding.text))
+    streams = {
+        names[node]: {
+            "value": str(ids[node]),
+            "textColor": "#000000",
+            "bgColor": colours[(ids[node] - 1) % 15 + 1 if ids[node] > 0 else 0],
+        }
+        for node in range(len(flat))
+        if ids[node] >= 0
+    }
+    worst = {
+        names[flat.graph.index[name]]: {
+            "value": " ".join(sorted({code for code, _, _ in told})),
+            "bgColor": next(
+                (colour for kind, colour in _SEVERITIES.items() if kind in {kind for _, kind, _ in told}), ""
+            ),
+        }
+        for name, told in found.items()
+        if name in flat.graph.index
+    }
+    runs = np.flatnonzero(times > 0).tolist()
+    nbytes = np.nan_to_num(page.costs.bytes, nan=0.0, posinf=0.0, neginf=0.0)
+    graph_id = visible(str(page.flat.model.source))
+    graph = {"id": graph_id, "nodes": _explorer_nodes(page, found), **_about_graph(page)}
+    hidden = {"hideInAggregatedStatsTable": True, "hideInChildrenStatsTable": True}  # there is no sum of streams
+    data = {
+        "stream.json": {"name": "stream", "results": streams, **hidden},
+        "time.json": _growing(f"µs, {page.costs.source}", {names[node]: round(float(times[node]), 3) for node in runs}),
+        "bytes.json": _growing("bytes", {names[node]: float(nbytes[node]) for node in runs}),
+        "findings.json": {"name": "findings", "results": worst, **hidden},
+    }
+    files = {name: {graph_id: one} for name, one in data.items()}
+    whole: dict[str, Mapping[str, Any]] = {"graph.json": {"label": graph_id, "graphs": [graph]}, **files}
+    return {name: to_bytes(content) for name, content in whole.items()}
+
+
+_PROPERTIES = frozenset(
+    [
+        "__proto__",
+        "constructor",
+        "hasOwnProperty",
+        "isPrototypeOf",
+        "propertyIsEnumerable",
+        "toLocaleString",
+        "toString",
+        "valueOf",
+    ]
+)
+"""What every object of JavaScript has: Model Explorer, which looks ids up in objects, shows no graph with such an id."""
+
+
+def _explorer_ids(names: Sequence[str]) -> list[str]:
+    """Ids of nodes: their names, as far as Model Explorer can take them. No name has a colon."""
+    return [f"{name}:0" if name in _PROPERTIES else name for name in names]
+
+
+def _growing(name: str, values: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "name": visible(name),
+        "results": {key: {"value": one} for key, one in values.items()},
+        "gradient": _GROWING,
+    }
+
+
+def _stream_colours() -> dict[int, str]:
+    """Slot of a stream -> its colour in the report, by day."""
+    from msplit.report.html.document import asset
+
+    found: dict[int, str] = {}
+    for slot, colour in re.findall(r"--s(\d+): *(#[0-9a-fA-F]+)", asset("assets", "style.css")):
+        found.setdefault(int(slot), colour)
+    return found
+
+
+def _explorer_nodes(page: Page, found: Mapping[str, Sequence[tuple[str, str, str]]]) -> list[dict[str, Any]]:
+    """Nodes with their edges, types and shapes, and what the side panel shows of them."""
+    flat, shapes = page.flat, page.shapes
+    graph, known, ids, times = (
+        flat.graph,
+        _explorer_ids(flat.graph.names),
+        page.prediction.ids.tolist(),
+        page.prediction.kernel_us.tolist(),
+    )
+    starts, src, port = graph.in_start.tolist(), graph.edges.src.tolist(), graph.edges.port.tolist()
+    nodes = []
+    for node, name in enumerate(graph.names):
+        attrs = {"name": name, "stream": ids[node] if ids[node] >= 0 else "none", "time_us": round(times[node], 3)}
+        attrs |= node_args(flat, page.costs, node, page.assignment) | ({"runs on": "host"} if flat.host[node] else {})
+        edges = [
+            {
+                "sourceNodeId": known[src[edge]],
+                "sourceNodeOutputId": "control" if port[edge] == CONTROL else str(port[edge]),
+                "targetNodeInputId": str(edge - starts[node]),
+            }
+            for edge in range(starts[node], starts[node + 1])
+        ]
+        outputs = []
+        if shapes is not None:
+            kinds = [
+                f"{shapes.dtype(node, at)} {dimensions(one)}".strip() for at, one in enumerate(shapes.outputs[node])
+            ]
+            outputs = [{"id": str(at), "attrs": _pairs({"tensor_shape": kind})} for at, kind in enumerate(kinds)]
+        told = [pair for code, kind, what in found.get(name, ()) for pair in _pairs({f"{code} ({kind})": what})]
+        scope = "/".join(filter(None, visible(name).split("/")[:-1]))
+        label = visible(graph.ops[node])
+        one = {"id": known[node], "label": label, "namespace": scope, "attrs": _pairs(attrs) + told}
+        nodes.append({**one, "incomingEdges": edges, "outputsMetadata": outputs})
+    return nodes
+
+
+def _pairs(attrs: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [{"key": visible(key), "value": visible(str(value))} for key, value in attrs.items()]
+
+
+def _about_graph(page: Page) -> dict[str, Any]:
+    """What is shown while no node is selected, and the waits as edges beside those of the graph."""
+    prediction, names = page.prediction, _explorer_ids(page.flat.graph.names)
+    about = {
+        "predicted step": micros(prediction.makespan_us),
+        "gain over one stream": ratio(prediction.gain),
+        "streams": ", ".join(map(str, prediction.lanes.tolist())),
+        "priced for": f"{gpu_title(page.costs.gpu)}, {page.costs.source}",
+        "stream ids": page.origin,
+    }
+    node, start = prediction.node.tolist(), prediction.start.tolist()
+    waits = [
+        {"sourceNodeId": names[node[start[before + 1] - 1]], "targetNodeId": names[node[start[after]]]}
+        for before, after in zip(prediction.plan.wait_on.tolist(), prediction.plan.wait_node.tolist(), strict=True)
+        if start[before] < start[before + 1] and start[after] < start[after + 1]
+    ]
+    overlay = {"name": "waits between streams", "edgeColor": "#d62728", "edges": waits}
+    overlays = [{"type": "edge_overlays", "name": "msplit", "overlays": [overlay]}]
+    return {
+        "groupNodeAttributes": {"": {key: visible(value) for key, value in about.items()}},
+        "tasksData": {"edgeOverlaysDataListLeftPane": overlays, "edgeOverlaysDataListRightPane": []},
+    }

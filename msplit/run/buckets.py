@@ -1,4 +1,7 @@
-"""Batches of a model: any number of rows is run in steps of those that are ready, which are filled up, cut, and joined again."""
+"""Batches of a model: any number of rows is run in steps of those that are ready, which are filled up, cut, and joined again.
+
+Lengths of its rows: sequences are filled up to the next length that is ready, with copies of their first position, and cut.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from msplit.engines.tensors import as_array, joined, part, pieces, pieces_of_use
 from msplit.engines.user_rows import UserRows, taken_rows
 from msplit.errors import EngineError, MsplitError, WrongShape
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.build import LengthInputs
 from msplit.run.request import RunRequest
 
 Counts = tuple[Mapping[str, int], Mapping[str, int]]
@@ -195,3 +199,49 @@ def _filled(value: Any, batch: int, bucket: int, entries: int) -> Any:
     """An input with its first row repeated at the end: what is a legal row, an index in range for example, is one there, too."""
     first = list(range(entries))
     return value[[*range(batch * entries), *first * (bucket - batch)]]
+
+
+class Lengths(Buckets):
+    """Executables of one model for several lengths of its rows. See `engines.base.Executable`; what has no inputs is of the longest.
+
+    Args:
+        lengths: By length; their inputs are the model's, and the length of each row.
+        about: What has positions.
+    """
+
+    def __init__(self, lengths: Mapping[int, Executable], about: LengthInputs) -> None:
+        self._buckets, self._about = dict(sorted(lengths.items())), about
+        self._most, self._largest = next(reversed(self._buckets.items()))
+
+    step_prefetching = Executable.step_prefetching
+
+    def _step(self, feeds: Feeds, step: Callable[[Executable, Feeds], dict[str, Any]]) -> dict[str, Any]:
+        """A step of rows of any length up to the longest.
+
+        Raises:
+            EngineError: They are longer or empty, or inputs have different lengths.
+        """
+        about = self._about
+        known = f"all of {', '.join(about.inputs)} have rows of one length, of 1 to {self._most}"
+        sizes = {name: tuple(getattr(feeds.get(name), "shape", ())) for name in about.inputs}
+        if about.name in feeds or len({size[1:2] for size in sizes.values()}) > 1 or len(sizes[about.inputs[0]]) < 2:
+            given = ", ".join(f"{name} {list(size)}" for name, size in sizes.items())
+            raise EngineError(f"inputs are not the model's, or have no rows of one length: {given}", fix=known)
+        rows, length, *_ = sizes[about.inputs[0]]
+        bucket = next((size for size in self._buckets if size >= length > 0), None)
+        if bucket is None:
+            fix = "cut them, or prepare that length, too: lengths (--lengths)" if length else known
+            raise EngineError(f"rows are {length} long, and lengths up to {self._most} were prepared", fix=fix)
+        filled = dict(feeds) | {about.name: np.full(rows, length, np.int32)}
+        for name in about.inputs:
+            value = as_array(name, feeds[name]) if is_tensor(feeds[name]) else feeds[name]
+            filled[name] = np.concatenate([value, np.repeat(value[:, :1], bucket - length, 1)], 1)
+        outputs = step(self._buckets[bucket], filled)
+        for name, axes in about.outputs.items():
+            ends = [slice(length if axis in axes else None) for axis in range(outputs[name].ndim)]
+            outputs[name] = outputs[name][tuple(ends)]
+        return outputs
+
+    def facts(self) -> Mapping[str, Any]:
+        """Those of the longest, and the lengths."""
+        return {**self._largest.facts(), "lengths": tuple(self._buckets)}

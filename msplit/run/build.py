@@ -11,8 +11,8 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,8 @@ from msplit.formats.build import KERNELS, WEIGHTS, Bucket, Manifest
 from msplit.inputs.reference import Reference, load_reference, packed_reference
 from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
-from msplit.run.buckets import Buckets, RowProof, rows_of
-from msplit.run.prepare import Ready, make_ready
+from msplit.run.buckets import Buckets, Lengths, RowProof, rows_of
+from msplit.run.prepare import Ready, WithLengths, make_ready
 from msplit.run.renew import making_beside
 from msplit.run.request import BuildOptions, RunRequest, refuse_exclusions, request_of
 from msplit.run.runner import Runner, runner_of
@@ -109,6 +109,7 @@ def build(
     path: str | os.PathLike[str],
     *,
     batches: Sequence[int] = (),
+    lengths: Sequence[int] = (),
     force: bool = False,
     progress: Progress | None = None,
     **options: Unpack[BuildOptions],
@@ -121,6 +122,7 @@ def build(
         flat: From `load`, or where the model is.
         path: A folder to make.
         batches: Sizes of unknown leading dimensions, in place of one `batch`: each is compiled by itself, with the same weights.
+        lengths: Sizes of an unknown second dimension, as for `prepare`; each batch is compiled for each.
         force: Whether to replace what is there.
         progress: Told what is being done and how much of it is done.
         options: As for `prepare`, on the cuda engine; `tune` searches for the fastest plan first. See `BuildOptions`.
@@ -132,7 +134,7 @@ def build(
     flat, path, request = opened(flat), Path(path), request_of(build, BuildOptions, options)
     files.check_place(path, force=force)
     _check_batches(flat, request, batches)
-    made = make(flat, request, batches=batches, progress=progress)
+    made = make(flat, request, batches=batches, lengths=lengths, progress=progress)
     packed = dict[str, bytes]()
     for bucket in made.manifest.rungs:
         one = made.packed[bucket.program]
@@ -153,6 +155,7 @@ def make(
     request: RunRequest | None = None,
     *,
     batches: Sequence[int] = (),
+    lengths: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Made:
     """What `build` does before it writes, on the first of the request's GPUs. A model may have a part that the host runs.
@@ -165,15 +168,18 @@ def make(
     request = request or RunRequest()
     request = replace(request, engine="cuda", devices=request.devices[:1])  # it runs on whichever it is opened on
     request, said = as_recorded(flat, request)
-    wanted: list[int | None] = [*sorted(set(batches))] or [request.workload.batch]
+    own, sizes = flat, list[int | None](sorted(set(batches))) or [request.workload.batch or (1 if lengths else None)]
     builds, references, buckets = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Bucket]()
     packed: dict[str, Packed] = {}
     jobs: dict[str, Job] = {}
     precision = Precision(request.precision).on(gpu=request.device != "cpu")
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
-    with timing() as phases:
-        for number, batch in enumerate(wanted, 1):
-            ready = make_ready(flat, request.sized(batch=batch), progress=progress)
+    with timing() as phases, ExitStack() as stack:
+        several = stack.enter_context(WithLengths.of(own, lengths, request))
+        flat, wanted = several.flat, [(batch, length) for length in several.lengths for batch in sizes]
+        for number, (batch, length) in enumerate(wanted, 1):
+            sized = request.sized(batch=batch)
+            ready = make_ready(flat, several.sized(sized, length), progress=progress)
             with ready.runner as runner:
                 (progress or silent)("packing", number / len(wanted))
                 with phase("packing"):
@@ -184,21 +190,19 @@ def make(
                         _reference(ready, precision, computed_in(flat)),
                         job,
                     )
+                if length:
+                    several.check(ready, sized, length)
                 buckets.append(bucket)
                 chosen.append((runner.label, ready.why, runner.notes))
             ENGINE.forget(flat)
-    prepared(flat.model.path)
+    prepared(own.model.path)
     rows, mixes = rows_of(flat, ready.setup.request)
     label, why, _ = chosen[-1]
-    hosts = [one.host for one in packed.values() if one.host is not None]
-    needs = {op: names[:1] for host in hosts for op, names in host.in_tensorflow.items()}
-    if needs:
-        listed_ops = ", ".join(" ".join([op, *(f"({name})" for name in names)]) for op, names in sorted(needs.items()))
-        said = (*said, f"TensorFlow runs the host's part, and must be installed where a build is opened: {listed_ops}")
+    said = (*said, *_about_host(packed.values()))
     manifest = Manifest(
         made_for=builds.made_for,
-        model=str(flat.model.path),
-        digest=formats.graph_hash(flat.model) if flat.model.graph_def is not None else "",
+        model=str(own.model.source),
+        digest=formats.graph_hash(own.model) if own.model.graph_def is not None else "",
         label=label,
         why=why,
         notes=tuple(dict.fromkeys([*said, *(note for _, _, told in chosen for note in told)])),
@@ -212,10 +216,20 @@ def make(
         rungs=tuple(buckets),
         preparation={one.phase: one.seconds for one in phases.stop().phases},
         files={},
-        method=flat.model.method,
+        method=own.model.method,
         tables=builds.weights.sizes[1],
+        lengths=several.about if lengths else None,
     )
     return Made(manifest, builds.weights, packed, references, jobs)
+
+
+def _about_host(packed: Iterable[Packed]) -> Iterator[str]:
+    """A note on what TensorFlow runs, where there is such."""
+    hosts = [one.host for one in packed if one.host is not None]
+    needs = {op: names[:1] for host in hosts for op, names in host.in_tensorflow.items()}
+    if needs:
+        listed_ops = ", ".join(" ".join([op, *(f"({name})" for name in names)]) for op, names in sorted(needs.items()))
+        yield f"TensorFlow runs the host's part, and must be installed where a build is opened: {listed_ops}"
 
 
 def _check_batches(flat: FlatGraph, request: RunRequest | None, batches: Sequence[int]) -> None:
@@ -241,7 +255,7 @@ def _refuse_to_train(flat: FlatGraph) -> None:
         more = f" and {len(found) - 1} more" if found[1:] else ""
         raise EngineError(
             f"a step of the model changes variables (in {found[0]}{more}): it can be trained, but not be built or shared by requests",
-            where=str(flat.model.path),
+            where=str(flat.model.source),
             fix="name the tensors that requests want with --part outputs=; `msplit train` and msplit.Trainer train it",
         )
 
@@ -338,13 +352,12 @@ def open(
             raise
         prepared(os.fspath(path))
     unverified = () if verify else ("outputs were not verified when the build was opened",)
-    largest = manifest.rungs[-1].program
-    batches = {bucket.batch or 0: running[bucket.program] for bucket in manifest.rungs}
-    example = references[largest].feeds
-    proof = RowProof.of(manifest.rows, manifest.mixes, example, loaded.restored[largest].shared)
+    largest, about = manifest.rungs[-1].program, manifest.lengths
+    with _whole_or_not(path):
+        executable, proof = _by_length(loaded, running)
     runner = runner_of(
-        running[largest] if len(running) == 1 else Buckets(batches, proof),
-        example,
+        running[largest] if len(running) == 1 and about is None else executable,
+        {name: value for name, value in references[largest].feeds.items() if about is None or name != about.name},
         rows=proof,
         label=manifest.label,
         why=f"{os.fspath(path)} is a build for it",
@@ -365,6 +378,18 @@ def open(
 
     runner.renews = renews
     return runner
+
+
+def _by_length(loaded: LoadedBuild, running: Mapping[str, Executable]) -> tuple[Executable, RowProof | None]:
+    """What runs any batch of a build; where it has several lengths any of these, and no rows beside."""
+    manifest, made, about = loaded.manifest, dict[int, Buckets](), loaded.manifest.lengths
+    lengths = [0 if about is None else bucket.inputs[about.inputs[0]][1] for bucket in manifest.rungs]
+    for length in dict.fromkeys(lengths):
+        some = {one.batch or 0: one.program for one, of in zip(manifest.rungs, lengths, strict=True) if of == length}
+        *_, last = some.values()
+        proof = RowProof.of(manifest.rows, manifest.mixes, loaded.references[last].feeds, loaded.restored[last].shared)
+        made[length] = Buckets({batch: running[one] for batch, one in some.items()}, proof)
+    return (made[0], proof) if about is None else (Lengths(made, about), None)
 
 
 def values_of(loaded: LoadedBuild, source: Any, rows: Any) -> tuple[Renewal, list[OutputCheck]]:

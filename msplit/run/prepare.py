@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
+from msplit.analysis.rows.lengths import positions_of, sized_shapes
+from msplit.assignment.cut import with_lengths
 from msplit.assignment.model import opened
 from msplit.core import statistics
-from msplit.core.arguments import Precision
+from msplit.core.arguments import Precision, listed, whole
 from msplit.core.statistics import Ratio
-from msplit.engines.base import Arrays, TensorFlowOptions, side_by_side
+from msplit.engines.base import MASKED_LOOPS, Arrays, Executable, TensorFlowOptions, side_by_side
+from msplit.engines.cuda.coverage import masked_loops
 from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.tensorflow.engine import session_on_cpu
 from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.build import LengthInputs
+from msplit.inputs.make import feeds_for
 from msplit.progress import Progress, prepared, silent, timing
-from msplit.run.buckets import RowProof, rows_of
+from msplit.run.buckets import Buckets, Lengths, RowProof, rows_of
 from msplit.run.compilation import CompiledSetup, chosen_variant, compiled
 from msplit.run.renew import RunnerValues
 from msplit.run.request import FAST, FULL, RunOptions, RunRequest, refuse_exclusions, request_of
@@ -30,8 +38,8 @@ from msplit.run.tuning import Tuned
 from msplit.run.upgrade import Inputs, hurrying, one_at_a_time, start_improving
 from msplit.run.variants import as_it_runs, naming_open_shapes, set_up
 from msplit.verify.check import verified
-from msplit.verify.compare import computed_in
-from msplit.verify.results import Running, Variant
+from msplit.verify.compare import compare, computed_in
+from msplit.verify.results import OutputCheck, Running, Variant
 from msplit.verify.stepping import Verification, seconds_of
 
 ROUNDS = 11
@@ -43,6 +51,7 @@ _ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda eng
 def prepare(
     flat: FlatGraph | str | os.PathLike[str],
     *,
+    lengths: Sequence[int] = (),
     variant: str | None = None,
     progress: Progress | None = None,
     improve: bool = False,
@@ -60,6 +69,8 @@ def prepare(
 
     Args:
         flat: From `load`, or where the model is.
+        lengths: Sizes of an unknown second dimension, each prepared by itself: rows of any length up to the largest are filled up to
+            the next one, and outputs are cut. What they are filled up with is hidden from other positions, which is proved.
         variant: Label of the variant of the bench to run, or what it were called if all streams asked for were used. By
             default the plan, where there is one, else that of the layers of the bench
             (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation, on one stream unless
@@ -75,6 +86,10 @@ def prepare(
         MsplitError: An input does not fit, or there is no such variant.
     """
     request = request_of(prepare, RunOptions, options)
+    if lengths:
+        own = {"lengths": lengths, "improve": improve, "variant": variant, "state": state is not None}
+        refuse_exclusions({**request.given, **{name: value for name, value in own.items() if value}})
+        return _for_lengths(opened(flat), replace(request, engine=CUDA.name), lengths, progress)
     return prepare_for(flat, request, variant=variant, progress=progress, improve=improve, state=state)
 
 
@@ -117,6 +132,24 @@ def prepare_for(
     return runner
 
 
+def _for_lengths(flat: FlatGraph, request: RunRequest, lengths: Sequence[int], progress: Progress | None) -> Runner:
+    """`prepare` for each of several lengths."""
+    made, checks, notes = dict[int, Executable](), list[OutputCheck](), dict[str, None]()
+    with WithLengths.of(flat, lengths, request) as model, one_at_a_time(), timing() as phases, ExitStack() as errors:
+        for length in model.lengths:
+            ready = make_ready(model.flat, model.sized(request, length), None, progress)
+            errors.enter_context(ready.runner)
+            made[length], check = model.check(ready, request, length)
+            checks += [*ready.runner.checks, check]
+            notes |= dict.fromkeys(ready.runner.notes)
+            CUDA.forget(model.flat)
+        errors.pop_all()
+    feeds = {name: value for name, value in ready.chosen.job.feeds.items() if name != model.about.name}
+    same: dict[str, Any] = {name: getattr(ready.runner, name) for name in ("outputs", "engine", "label", "why")}
+    told: dict[str, Any] = {"checks": tuple(checks), "notes": tuple(notes), "preparation": phases.stop()}
+    return runner_of(Lengths(made, model.about), feeds, **same, **told)
+
+
 def _with_rows(ready: Ready) -> Runner:
     """The runner, which knows whether it may cut rows and fill them up, and what it was made of."""
     job = ready.chosen.job
@@ -124,6 +157,76 @@ def _with_rows(ready: Ready) -> Runner:
     ready.runner.rows = RowProof.of(*rows, job.feeds, UserRows.of_step(shared))
     ready.runner.renews = RunnerValues(ready.runner, ready.chosen.engine, job, ready.setup.request, ready.setup.tables)
     return ready.runner
+
+
+@dataclass(frozen=True, eq=False)
+class WithLengths:
+    """A model that is told the length of each row, as one more input.
+
+    Attributes:
+        own: As it came.
+        flat: With that input.
+        about: What has positions.
+        lengths: Those to prepare, ascending.
+    """
+
+    own: FlatGraph
+    flat: FlatGraph
+    about: LengthInputs
+    lengths: tuple[int, ...]
+
+    @classmethod
+    @contextmanager
+    def of(cls, flat: FlatGraph, lengths: Sequence[int], request: RunRequest) -> Iterator[WithLengths]:
+        """Proves that sequences may be padded, and writes the model anew in a folder that is there as long as this is entered. Without
+        lengths it is the model as it came, with the one length 0.
+
+        Raises:
+            MsplitError: They may not, or lengths make no sense.
+        """
+        if not lengths:
+            yield cls(flat, flat, LengthInputs("", (), {}), (0,))
+            return
+        wanted = tuple(sorted({whole("a length", one, 1) for one in listed("lengths", lengths)}))
+        proof = positions_of(flat, wanted[-1], request.workload.shapes)
+        with TemporaryDirectory(prefix="msplit-lengths-") as folder:
+            made, name = with_lengths(flat, proof, Path(folder))
+            yield cls(flat, made, LengthInputs(name, proof.inputs, proof.outputs), wanted)
+
+    def sized(self, request: RunRequest, length: int) -> RunRequest:
+        """The request for rows of some length. Files are for inputs of one shape."""
+        work, inputs = request.workload, self.about.inputs
+        if not length:
+            return request
+        shapes = sized_shapes(self.flat, inputs, work.shapes, work.batch or 1, length)
+        files = {name: path for name, path in work.inputs.items() if name not in inputs}
+        return request.sized(shapes=shapes, inputs=files)
+
+    def check(self, ready: Ready, request: RunRequest, length: int) -> tuple[Executable, OutputCheck]:
+        """Holds what runs rows of up to some length against TensorFlow, which runs the model as it came, without a padded position.
+
+        Returns:
+            What runs any number of such rows, and how the check went.
+
+        Raises:
+            EngineError: It gives other outputs.
+        """
+        before = max((one for one in self.lengths if one < length), default=0)
+        rows = RowProof.of(*rows_of(self.flat, ready.setup.request), ready.chosen.job.feeds, UserRows())
+        made = Buckets({request.workload.batch or 1: ready.runner.executable}, rows)
+        tried, door = sorted({1, before + 1, (before + 1 + length) // 2, length}), Lengths({length: made}, self.about)
+        precision = Precision(request.precision).on(gpu=request.device != "cpu")
+        with closing(session_on_cpu(self.own, op_libraries=request.op_libraries)) as session:
+            for seed, size in enumerate(tried, request.seed):
+                work = self.sized(request, size).workload
+                shapes = {name: shape for name, shape in work.shapes.items() if name != self.about.name}
+                feeds = feeds_for(self.own, replace(work, shapes=shapes), seed=seed)
+                got, expected, computed = door.step(feeds), session.step(feeds), computed_in(self.own)
+                found = compare(got, expected, precision=precision, computed=computed)
+                if not found.passed:
+                    what = f"rows that are {size} long give other outputs, padded to {length}, than in TensorFlow at their own length:"
+                    raise EngineError(what, details=found.describe().splitlines(), fix="prepare fixed shapes (--shape)")
+        return made, OutputCheck(f"TensorFlow at lengths {', '.join(map(str, tried))}", precision, len(tried), found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,15 +293,15 @@ def make_ready(
         why=setup.why,
         outputs=tuple(output.name for output in setup.job.flat.outputs),
         checks=tuple(ready.checks),
-        notes=(*notes, *outrun, *_about_tables(ready.running.facts()), *setup.unverified, *covered),
+        notes=(*notes, *outrun, *_about(ready.running.facts()), *setup.unverified, *covered),
         preparation=sums,
     )
     return Ready(runner, chosen, setup, made.tuned, why)
 
 
-def _about_tables(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes on lookup tables that are not on the GPU."""
-    notes = list[str]()
+def _about(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Notes on loops that run up to a bound, and on lookup tables that are not on the GPU."""
+    notes = masked_loops(facts.get(MASKED_LOOPS, {}))
     if "host_state_bytes" in facts:
         trained = facts["host_state_bytes"] / 1e9
         notes += [f"tables that are trained, and slots of optimizers, of {trained:.3g} GB stay in the host's memory"]

@@ -57,6 +57,8 @@ class TuneSettings:
 
 
 _ONE_BATCH = "several batches are measured one after the other, and it is for one"
+_ONE_LENGTH = "lengths are prepared one by one, on one GPU"
+_OF_ONE_LENGTH = "reference plan tune variant state improve devices split cluster shared"
 
 EXCLUSIONS: tuple[tuple[tuple[str, Any], tuple[str, Any], str], ...] = (
     (("tune", None), ("effort", "fast"), "to tune is to measure"),
@@ -78,6 +80,8 @@ EXCLUSIONS: tuple[tuple[tuple[str, Any], tuple[str, Any], str], ...] = (
         (("table_memory", None), (name, None), "one GPU reads them")
         for name in ("devices", "split", "cluster", "world", "gpus", "hosts")
     ),
+    *((("lengths", None), (name, None), _ONE_LENGTH) for name in _OF_ONE_LENGTH.split()),
+    (("lengths", None), ("engine", "tensorflow"), "TensorFlow takes rows of any length"),
     (("resume", None), ("restore", None), "one goes on from a checkpoint, and the other begins with one"),
     (("batches", None), ("reference", None), "a reference is for one batch"),
     *(
@@ -189,8 +193,8 @@ class RunRequest:
             are given one row, or all rows.
         table_memory: GB of the GPU for lookup tables, of which the larger ones stay in the host's memory: the GPU keeps the rows that are
             read most, and reads others over the bus. ``"4,rows=int8"``: 4 GB, and rows of float32 that leave the GPU are int8 with a
-            scale each. Rows that are trained are read and written over the bus, in tables and in slots of optimizers. None: all are on
-            the GPU that fit. Cuda engine only.
+            scale each (``rows=bf16``: bf16). Rows that are trained are read and written over the bus, in tables and in slots of
+            optimizers. None: all are on the GPU that fit. Cuda engine only.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
             are given, they are the file's.
         op_libraries: Shared objects with custom TensorFlow ops.

@@ -19,7 +19,7 @@ from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda.coverage import cover, needed_nodes, shared_rows, toolchain
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode, SharedRows, rows_of_users
-from msplit.engines.table_rows import RoundedTables
+from msplit.engines.table_rows import ROWS, RoundedTables
 from msplit.engines.tensorflow.cluster import foreign_text
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
@@ -252,20 +252,20 @@ def _shared(flat: FlatGraph, request: RunRequest, engine: Engine) -> tuple[Share
 
 
 def _rounded(flat: FlatGraph, request: RunRequest, state: Arrays) -> tuple[Arrays, RoundedTables, list[str]]:
-    """Values of variables, with tables whose rows are to be int8 with a scale as they are then; which these are; and what to tell of it.
+    """Values of variables, with tables whose rows are to be int8 or bf16 as they are then; which these are; and what to tell of it.
 
     Raises:
-        EngineError: A row is not finite.
+        EngineError: A row can not be kept so.
     """
     tables = rounded_tables(flat, asked := request.options.table_memory)
     if not tables.names:
-        none = ["rows=int8: no table leaves the GPU whose rows are only looked up, and float32"]
-        return state, tables, none if asked is not None and asked.int8 else []
+        none = [f"rows={asked and asked.rows}: no table leaves the GPU whose rows are only looked up, and float32"]
+        return state, tables, none if asked is not None and asked.rows else []
     with phase("rounding rows of tables"):
         state = {**state, **tables.of({name: table_value(flat, state, name) for name in tables.names})}
     most, mean = (max(errors[at] for errors in tables.errors.values()) for at in (0, 1))
     told = (
-        f"rows of {plural(len(tables.names), 'table')} are int8 with a scale: their numbers differ from the model's by up to {most:.3g} "
+        f"rows of {plural(len(tables.names), 'table')} are {ROWS[tables.kind]}: their numbers differ from the model's by up to {most:.3g} "
         f"({mean:.3g} in the mean of a table); outputs are held against those of TensorFlow with such rows"
     )
     return state, tables, [told]
@@ -283,7 +283,8 @@ def _error_of_outputs(flat: FlatGraph, request: RunRequest, reference: Reference
     """What rounded rows do to outputs: TensorFlow's with them, beside its own with the model's rows."""
     errors = errors_of([reference.outputs], [_by_tensorflow(flat, reference.feeds, request, {}).outputs])
     each = ", ".join(f"{name} {error:.2g}" for name, error in sorted(errors.items(), key=lambda one: -one[1])[:5])
-    return [f"rows of int8 move outputs by so much of their size (root mean square): {each}"]
+    rows = request.options.table_memory and request.options.table_memory.rows
+    return [f"rows of {rows} move outputs by so much of their size (root mean square): {each}"]
 
 
 def _users(shared: SharedRows | None, feeds: Arrays) -> list[str]:

@@ -104,7 +104,7 @@ def _by_input(flat: FlatGraph, shapes: Mapping[str, Sizes]) -> dict[str, Sizes]:
             listed = ", ".join(tensor.name for tensor in flat.inputs) or "none"
             raise MsplitError(
                 f"there is no input called {name!r}",
-                where=str(flat.model.path),
+                where=str(flat.model.source),
                 fix=f"name one of the inputs: {listed}",
             )
         sizes = shape if isinstance(shape, tuple | list) else (shape,)

@@ -77,7 +77,7 @@ def to_train(
     if not _writes(flat.graph):
         said = f"{', '.join(flat.model.targets)} runs" if flat.model.targets else "is fetched"
         what = f"nothing that {said} changes a variable, so there is nothing to train"
-        raise EngineError(what, where=str(flat.model.path), fix="name the op that applies the gradients: --target")
+        raise EngineError(what, where=str(flat.model.source), fix="name the op that applies the gradients: --target")
     return flat
 
 
@@ -164,7 +164,7 @@ class Trainer(DisplayMixin):
 
     def _facts(self) -> Facts:
         runs = "not prepared" if self.runner is None else self.runner.label
-        return [("model", str(self.flat.model.path)), ("steps", str(self.steps)), ("runs", runs)]
+        return [("model", str(self.flat.model.source)), ("steps", str(self.steps)), ("runs", runs)]
 
     # --- Steps
 
@@ -188,7 +188,7 @@ class Trainer(DisplayMixin):
 
     def prepare(self, feeds: Feeds) -> Runner:
         """Makes the model ready for inputs of such shapes, without a step: what the first step does."""
-        fitting(feeds, self.specs, str(self.flat.model.path))
+        fitting(feeds, self.specs, str(self.flat.model.source))
         state = self._host_state()
         shapes = {name: tuple(value.shape) for name, value in feeds.items()}
         wanted = [f"{name} {list(shape)}" for name, shape in shapes.items()]
@@ -270,7 +270,7 @@ class Trainer(DisplayMixin):
                 wrong.append(said)
         if wrong:
             fix = "`Trainer.variables` has names, types and shapes"
-            raise MsplitError(wrong[0], where=str(self.flat.model.path), fix=fix)
+            raise MsplitError(wrong[0], where=str(self.flat.model.source), fix=fix)
         self._given = True
         self._put({name: np.array(value) for name, value in values.items()})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -238,22 +238,33 @@ def compare_state(
             which few rows change, or in small steps, the values themselves tell nothing.
     """
     if before is not None:
-        got, expected = with_changes(got, before), with_changes(expected, before)
-    pairs = {name: (np.asarray(got[name]), np.asarray(expected[name])) for name in expected if name in got}
-    return ModelComparison(
-        tuple(_compare_variable(name, *pair, tolerances.get(name, 0.0)) for name, pair in pairs.items())
-    )
+        got, expected = WithChanges(got, before), WithChanges(expected, before)
+    pairs = ((name, np.asarray(got[name]), np.asarray(expected[name])) for name in expected if name in got)
+    return ModelComparison(tuple(_compare_variable(*pair, tolerances.get(pair[0], 0.0)) for pair in pairs))
 
 
-def with_changes(after: Arrays, before: Arrays) -> Arrays:
-    """Variables, and what steps have added to those of floating-point numbers."""
-    found = {name: np.asarray(value) for name, value in after.items()}
-    changes = {
-        f"change of {name}": value - np.asarray(before[name])
-        for name, value in found.items()
-        if name in before and tolerance_of(_name_of(value.dtype)) and np.shape(before[name]) == value.shape
-    }
-    return {**found, **changes}
+class WithChanges(Mapping[str, NDArray[Any]]):
+    """Variables, and what steps have added to those of floating-point numbers: each when it is asked for, since tables are large."""
+
+    def __init__(self, after: Arrays, before: Arrays) -> None:
+        self._before, self._found = before, {name: np.asarray(value) for name, value in after.items()}
+        self._changes = {
+            f"change of {name}": name
+            for name, value in self._found.items()
+            if name in before and tolerance_of(_name_of(value.dtype)) and np.shape(before[name]) == value.shape
+        }
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._changes:
+            return self._found[name]
+        own = self._changes[name]
+        return np.asarray(self._found[own] - np.asarray(self._before[own]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._found, *self._changes])
+
+    def __len__(self) -> int:
+        return len(self._found) + len(self._changes)
 
 
 def _compare_variable(name: str, got: NDArray[Any], expected: NDArray[Any], tolerance: float) -> OutputComparison:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from msplit.core.arguments import Precision
 from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, is_array
 from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.table_rows import saving_beside
 from msplit.engines.tensors import as_array
 from msplit.errors import EngineError
 from msplit.inputs.reference import Reference
@@ -111,7 +112,8 @@ def last_of(one: Running, steps: Iterator[Arrays], state: Arrays) -> tuple[Array
     if state:
         one.running.load_state(state)
     *_, outputs = steps
-    return outputs, one.save_state() if state else {}
+    with saving_beside(state):
+        return outputs, one.save_state() if state else {}
 
 
 def variables_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays
-from msplit.verify.compare import SMALLEST_SCALE, ModelComparison, compare, distance, norm, tolerance_of, with_changes
+from msplit.verify.compare import SMALLEST_SCALE, ModelComparison, WithChanges, compare, distance, norm, tolerance_of
 
 _STATE = {
     Precision.IEEE: (1e-4, 2.0**-15),
@@ -75,10 +75,10 @@ def state_tolerances(
     """
     amplitude = _STATE[precision][1]
     least = least_state_tolerances(state, after, precision, tolerance)
-    expected = with_changes(after, state)
+    expected = WithChanges(after, state)
 
     def away(begun: Arrays) -> dict[str, float]:
-        other = with_changes(stepped(begun), begun)
+        other = WithChanges(stepped(begun), begun)
         return {name: distance(other[name], expected[name]) for name in least}
 
     again = away(state)
@@ -99,13 +99,13 @@ def undetermined(
         state: The variables before the steps.
         after: The variables after them.
         stepped: As `state_tolerances` has it.
-        names: As `with_changes` has them.
+        names: As `WithChanges` has them.
         precision: In which the steps are made.
     """
-    expected = with_changes(after, state)
+    expected = WithChanges(after, state)
     for seed in range(_FEWER_MOVES):
         begun = _moved(state, _STATE[precision][1] / _TIMES_ROUNDING, seed)
-        other = with_changes(stepped(begun), begun) if names else {}
+        other = WithChanges(stepped(begun), begun) if names else {}
         names = [name for name in names if distance(other[name], expected[name]) >= DECIDES]
     return list(names)
 
@@ -117,7 +117,7 @@ def least_state_tolerances(
     own type can hold it."""
     least = _STATE[precision][0] if tolerance is None else tolerance
     found = {}
-    for name, value in with_changes(after, state).items():
+    for name, value in WithChanges(after, state).items():
         if tolerance_of(value.dtype.name):
             found[name] = least
         if name not in after:

@@ -314,6 +314,17 @@ def test_a_hostile_text_is_text_everywhere(style: str, tmp_path: Path) -> None:
     assert not re.search(r"(?:src|href)=", page)
 
 
+def test_each_side_of_the_page_has_its_own_op(tmp_path: Path) -> None:
+    old = graph("x Placeholder\nbefore Relu x")
+    new = copied(old)
+    new.node[1].op = "Relu6"
+    for name, message in (("old.pb", old), ("new.pb", new)):
+        (tmp_path / name).write_bytes(message.SerializeToString())
+    fine("diff", tmp_path / "old.pb", tmp_path / "new.pb", "--html", tmp_path / "out.html")
+    cells = re.findall(r"<td>(before<br>.*?)</td>", (tmp_path / "out.html").read_text())
+    assert [cell.split("<br>")[1] for cell in cells] == ["Relu", "Relu6"]
+
+
 def test_the_html_file_is_not_replaced_unasked(tmp_path: Path) -> None:
     (tmp_path / "out.html").write_text("mine")
     done = msplit("diff", SAMPLES / "mmoe_small.pb", SAMPLES / "mmoe_small.pbtxt", "--html", tmp_path / "out.html")

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from msplit.cost.profile import Reached
 from msplit.report import load as report
 from msplit.report.document import Document, Table
 from msplit.report.html.document import Plot, page
+from msplit.report.html.page import render
 from tests.browser.conftest import Opened, axe_core
+from tests.report.test_html_page import EVIL, FORK, page_of
 from tests.serving.loadtest.test_report import RESULT, TENSORFLOW
 
 Open = Callable[..., Opened]
@@ -143,3 +146,27 @@ def test_axe_finds_nothing(load_page: Path, opened: Open, scheme: str):
     found.page.add_script_tag(path=axe)
     run = "async () => (await axe.run(document)).violations.map((one) => [one.id, one.nodes.map((node) => node.html)])"
     assert found.page.evaluate(run) == []
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_a_roofline_is_drawn_in_the_report(opened: Open, tmp_path: Path, width: int):
+    rates = [
+        ("MatMul", 2e14, 4e12, 50.0, 4.95e14, "compute"),
+        (EVIL, 1e9, 1e11, 0.01, 6.7e13, "launch"),
+        ("Copy", 0.0, 3e12, 0.0, 6.7e13, "memory"),
+    ]
+    reached = [
+        Reached(at, op, 1 + at, 9.0, flops, 1e6, flops, speed, intensity, peak, 1.67e13, bound, 0.3)
+        for at, (op, flops, speed, intensity, peak, bound) in enumerate(rates)
+    ]
+    path = tmp_path / "roofline.html"
+    path.write_text(render(page_of(FORK, reached=reached)), "utf-8")
+    found = opened(path, width=width)
+    assert found.noise == []
+    assert found.requests == [path.as_uri()]
+    # What computes nothing has a row, and no place on the axis.
+    assert found.page.locator('#roof [aria-label="dot"] path').count() == 2
+    assert found.page.locator("#roofline tbody tr").count() == 3
+    roofs = found.page.locator('#roof [aria-label="text"] text').all_text_contents()
+    assert set(roofs) == {"16.7 TB/s", "495 TFLOP/s", "67 TFLOP/s"}
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= width

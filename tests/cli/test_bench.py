@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.runner import SAMPLES, fine, msplit, process
 from tests.report.perfetto import complaints
+from tests.report.test_schemas import validate
 
 
 @pytest.mark.tf
@@ -110,6 +111,10 @@ def test_bench_writes_a_trace_of_what_it_measured(tmp_path: Path) -> None:
     found = json.loads(target.read_bytes())
     assert complaints(found) == []
     assert {event["pid"] for event in found["traceEvents"]} == {1, 2}
+    assert "Longest waits and gaps of a step" in done.out
+    told = fine("bench", SAMPLES / "mmoe_small.pb", *short, "--trace", target, "--force", "--format", "json").json
+    validate("bench", told)
+    assert {pause["variant"] for pause in told["pauses"]} == {one["label"] for one in told["result"]["variants"]}
     again = msplit("bench", SAMPLES / "mmoe_small.pb", *short, "--trace", target)
     assert (again.code, again.out) == (2, "")
     assert "is there already" in again.err

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msplit import api, formats
 from msplit.cost import profile as profile_file
 from msplit.cost.costs import Constants
+from msplit.cost.gpus import data_sheet
 from msplit.cost.profile import (
     InputShape,
     Profile,
@@ -25,6 +26,7 @@ from msplit.cost.profile import (
     apply,
     check,
     check_shapes,
+    roofline,
 )
 from msplit.errors import MsplitError
 from msplit.opset import schema
@@ -354,3 +356,36 @@ def test_data_sheets_are_found_by_the_name_of_the_driver():
     assert ProfiledDevice("NVIDIA A100-SXM4-80GB", 108).sheet() == "a100"
     assert ProfiledDevice("Tesla T4", 40).sheet() == "t4"
     assert ProfiledDevice("NVIDIA GeForce RTX 4090", 128).sheet() is None
+
+
+def test_a_roofline_of_measured_kernels():
+    """Rates are those of one step, against the ceiling that its types, its size and the profile's precision leave it."""
+    flat, static = parse(
+        "x:Placeholder; p:MatMul(x)@9us; t:Tanh(p)@3us; q:MatMul(t)@9us; r:Tanh(q)@1us; s:MatMul(r)@1us"
+    )
+    index = flat.graph.index
+    static.flops[:] = [0, 4e9, 1e5, 4e9, 1e5, 8e3]
+    static.bytes[:] = [0, 2e7, 4e6, 2e7, 4e6, 6e3]
+    steps = [(["p"], 0), (["q"], 0), (["t"], 1), (["r"], 2), (["r"], 2), (["s"], 3)]
+    kernels = [kernel(20.0, moved=2e7), kernel(500.0, moved=4e8), kernel(9.0), kernel(3.0, moved=6e3)]
+    made_of = made(steps, kernels)
+    sheet = data_sheet(static.gpu)
+    wide, product, tiny = roofline(made_of, flat, static)
+    assert [one.kernel for one in (wide, product, tiny)] == [1, 0, 3]  # no 2: nothing says which part of "r" is its
+    assert (product.steps, product.flops_per_s, product.bytes_per_s, product.intensity) == (2, 2e14, 1e12, 200.0)
+    assert product.peak_flops_per_s == sheet.flops_per_us("float32", product=True) * 1e6
+    assert (product.bound, product.share) == ("compute", pytest.approx(4e9 / product.peak_flops_per_s / 20e-6))
+    # It moves no more than its node does, but what it was given did not fit in the cache.
+    assert (wide.bytes, wide.peak_bytes_per_s) == (4e6, sheet.bytes_per_us * 1e6)
+    assert wide.peak_flops_per_s == sheet.flops_per_us("float32") * 1e6
+    assert (tiny.bound, tiny.peak_bytes_per_s) == ("launch", sheet.l2_bytes_per_us * 1e6)
+    peaks = {
+        name: roofline(replace(made_of, precision=name), flat, static)[1].peak_flops_per_s for name in ("ieee", "bf16")
+    }
+    assert peaks == {"ieee": wide.peak_flops_per_s, "bf16": sheet.flops_per_us("bfloat16", product=True) * 1e6}
+    assert roofline(made_of, flat, apply(made_of, flat, static)) == (wide, product, tiny)
+    odd = [kernel(5e-324, moved=2e7), kernel(500.0, moved=5e-324), kernel(9.0), kernel(3.0, moved=6e3)]
+    assert [one.kernel for one in roofline(made(steps, odd), flat, static)] == [3]
+    static.known[index["t"]] = False
+    assert [one.kernel for one in roofline(made_of, flat, static)] == [0, 3]
+    assert roofline(replace(made_of, device=ProfiledDevice("CPU")), flat, static) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 import zipfile
@@ -14,7 +15,6 @@ import pytest
 import msplit as library
 from msplit import formats
 from msplit.errors import INSTALL_TENSORFLOW, LoadError
-from msplit.formats import reader
 from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit, process, unchanged
 
@@ -73,10 +73,29 @@ def test_it_is_exported_once_and_read_as_a_saved_model(keras: Path, tmp_path: Pa
         for command in ("show", "analyze"):  # and not the folder that it was exported to
             assert fine(command, path).out.split()[0] == str(path)
     assert keras.read_text() == "tensorflow-1\n"
-    assert reader.source_of(model.path) == path
+    assert model.source == path
     os.utime(path, (1, 1))  # another file
     assert formats.read(path).path != model.path
     assert keras.read_text() == "tensorflow-1\n" * 2
+
+
+def test_json_and_errors_name_the_file_that_was_given(keras: Path, tmp_path: Path) -> None:
+    path = file(tmp_path / "in")
+    as_json = ("--format", "json")
+    assert fine("show", path, *as_json).json["model"] == str(path)
+    assert fine("analyze", path, *as_json).json["model"]["path"] == str(path)
+    assert fine("assign", path, "--dry-run", *as_json).json["model"] == str(path)
+    assert fine("assign", path, "--compare", "--no-measure", *as_json).json["model"] == str(path)
+    found = fine("diff", path, path, *as_json).json
+    assert [found[side]["path"] for side in ("old", "new")] == [str(path)] * 2
+    assert found["same"]
+    for command in (("analyze", path, "--shape", "none=1"), ("cut", path, "--outputs", "none", "-o", tmp_path / "cut")):
+        assert f"error: {path}: " in msplit(*command).err
+    # Nothing that is written has the folder in it.
+    assert msplit("report", path, "-o", tmp_path / "report.html", "--model-explorer", tmp_path / "explorer").code == 0
+    assert json.loads((tmp_path / "explorer" / "graph.json").read_text())["label"] == str(path)
+    written = [one.read_text() for one in (tmp_path / "report.html", *(tmp_path / "explorer").iterdir())]
+    assert not [text for text in written if "msplit-keras-" in text]
 
 
 @pytest.mark.parametrize("name", ["-rf.keras", "a b'$x\n\x1b.keras", ".keras.keras", "ü" * 100 + ".keras"])

@@ -43,12 +43,13 @@ PLAIN = frozenset(
         "concurrency", "confidence", "constants", "copies", "count", "covered", "crossings", "cv", "decided_by", "differing", "distinct",
         "edges", "edges_cut", "elements", "error", "errors", "evaluations", "fork_join", "functions", "gain", "gain_at_most",
         "gain_over_one", "gpu",
-        "gpus", "graph", "groups", "guessed", "helps", "high", "hits", "host", "info", "inputs", "is", "kernel", "kernels", "launches",
+        "gpus", "graph", "groups", "guessed", "helps", "high", "hits", "host", "info", "inputs", "intensity", "is", "kernel", "kernels",
+        "launches",
         "largest", "left_out",
         "level", "level_width", "line", "lookups", "low", "max_antichain", "max_burst", "max_error", "max_gain", "max_rounds",
         "measured", "memory_ratio", "merged_waits", "min_rounds", "minimal", "mismatches", "most", "distance", "needed", "new",
         "node_count", "nodes",
-        "occupancy", "old", "omitted", "once_per_stream", "ops", "ops_in_half", "original", "outliers", "predicted_gain",
+        "occupancy", "of_stream", "old", "omitted", "once_per_stream", "ops", "ops_in_half", "original", "outliers", "predicted_gain",
         "predicted_gain_over_one",
         "processes",
         "ratio", "records", "registers", "relative", "removed",
@@ -96,8 +97,16 @@ def numbers(schema: dict[str, Any], key: str = "") -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_schema_is_one_and_its_amounts_have_units(name: str) -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+def test_a_schema_is_one_has_a_version_and_its_amounts_have_units(name: str) -> None:
+    schema = SCHEMAS[name]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$id"] == f"urn:msplit:schema:{name}:1"
+    for head in schema.get("oneOf", schema.get("anyOf", [schema])):
+        head = schema["$defs"][head["$ref"].removeprefix("#/$defs/")] if "$ref" in head else head
+        assert "schema_version" in head["required"]
+        assert head["properties"]["schema_version"] == {"const": 1}
+    # Of the next version nothing is said.
+    assert not jsonschema.Draft202012Validator(schema).is_valid({"schema_version": 2})
     for key, about in numbers(SCHEMAS[name]):
         unit = key.rpartition("_")[2]
         if about.startswith(("µs", "Stream -> µs")):

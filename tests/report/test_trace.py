@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.core.graph import Assignment
+from msplit.opset import schema
 from msplit.report import trace
 from msplit.report.trace import Slice, TracedRun
 from msplit.schedule.judge import predict
 from tests.campaign import examples
+from tests.cli.runner import SAMPLES, msplit
 from tests.graphs import parse
 from tests.report.perfetto import complaints
 
@@ -138,3 +143,58 @@ def test_no_run_gives_a_trace_that_viewers_complain_about(run: tuple[list[Slice]
     arrows = sum(event["ph"] == "s" for event in found["traceEvents"])
     assert arrows + found["otherData"]["waits_not_drawn"] == len(pairs)
     assert len(slices_of(found)) == len(pieces)
+
+
+@pytest.mark.parametrize("model", ["annotated.pb", "control_flow_v2"])
+def test_files_for_model_explorer(model: str, tmp_path: Path) -> None:
+    """Every edge, overlay and value is of a node that is there; the package's own classes take the files where it is installed."""
+    folder = tmp_path / "explorer"
+    assert msplit("report", SAMPLES / model, "--model-explorer", folder).code == 0
+    files = {path.stem: json.loads(path.read_text("ascii")) for path in folder.iterdir()}
+    assert {f"{name}.json" for name in files} == set(trace.EXPLORER_FILES)
+    (graph,) = files["graph"]["graphs"]
+    ids = [node["id"] for node in graph["nodes"]]
+    known = set(ids)
+    assert len(known) == len(ids) > 10
+    assert all(edge["sourceNodeId"] in known for node in graph["nodes"] for edge in node["incomingEdges"])
+    waits = graph["tasksData"]["edgeOverlaysDataListLeftPane"][0]["overlays"][0]["edges"]
+    assert known >= {name for wait in waits for name in wait.values()}
+    data = {name: files[name][graph["id"]] for name in ("stream", "time", "bytes", "findings")}
+    assert all(known >= set(one["results"]) for one in data.values())
+    assert all(data[name]["results"] for name in ("stream", "time", "bytes"))
+    told = {pair["key"]: pair["value"] for node in graph["nodes"] for pair in node["attrs"]}
+    # Checks run for a model that has ids.
+    assert bool(data["findings"]["results"]) == any(key.startswith("MS0") for key in told) == (model == "annotated.pb")
+    if importlib.util.find_spec("model_explorer"):
+        dacite, builder = importlib.import_module("dacite"), importlib.import_module("model_explorer.graph_builder")
+        strict = dacite.Config(strict=True)
+        assert dacite.from_dict(builder.GraphCollection, files["graph"], strict).graphs[0].nodes
+        results = importlib.import_module("model_explorer.node_data_builder").GraphNodeData
+        assert dacite.from_dict(results, data["time"], strict).results
+
+
+def test_places_for_model_explorer_that_are_refused(tmp_path: Path) -> None:
+    model, taken = SAMPLES / "annotated.pb", tmp_path / "taken"
+    assert "-o/--output is missing" in msplit("report", model).err
+    taken.touch()
+    assert "is there already" in msplit("report", model, "--model-explorer", taken).err
+    assert "can not be written" in msplit("report", model, "--model-explorer", taken, "--force").err
+    assert "make the folder first" in msplit("report", model, "--model-explorer", tmp_path / "no" / "folder").err
+
+
+def test_model_explorer_is_given_no_id_that_javascript_takes_for_another(tmp_path: Path):
+    """With the id `constructor`, or a scope without a name, Model Explorer draws nothing."""
+    message = schema.graph_pb2.GraphDef()
+    message.node.add(name="x", op="Placeholder").attr["dtype"].type = 1
+    for name, source in (("constructor", "x"), ("a//toString", "constructor"), ("toString", "a//toString")):
+        node = message.node.add(name=name, op="Relu", input=[source])
+        node.attr["T"].type, node.attr["_stream_id"].i = 1, 1
+    (tmp_path / "m.pb").write_bytes(message.SerializeToString())
+    assert msplit("report", tmp_path / "m.pb", "--model-explorer", tmp_path / "out").code == 0
+    (graph,) = json.loads((tmp_path / "out" / "graph.json").read_text())["graphs"]
+    nodes = {node["id"]: node for node in graph["nodes"]}
+    assert set(nodes) == {"x", "constructor:0", "a//toString", "toString:0"}
+    assert nodes["a//toString"]["namespace"] == "a"
+    assert [edge["sourceNodeId"] for edge in nodes["a//toString"]["incomingEdges"]] == ["constructor:0"]
+    times = json.loads((tmp_path / "out" / "time.json").read_text())[graph["id"]]["results"]
+    assert {"constructor:0", "toString:0"} < set(times) < set(nodes)

@@ -381,6 +381,23 @@ def test_a_constant_of_no_type_is_told_as_damage(kept: Path, tmp_path: Path) -> 
         msplit.open(folder)
 
 
+def test_builds_of_0_1_are_refused_in_words_that_say_what_to_do(kept: Path, tmp_path: Path) -> None:
+    """They had another schema version; one that says nonsense of itself is refused as well."""
+    folder = Path(shutil.copytree(kept, tmp_path / "build"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest |= {"schema_version": 1, "made_for": {**manifest["made_for"], "msplit": "0.1.0"}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    what = r"the build was made by msplit 0\.1\.0, and msplit 1\.\d+\.\d+ can not open it"
+    for strict in (False, True):
+        with pytest.raises(msplit.MsplitError, match=what) as caught:
+            msplit.open(folder, strict=strict)
+        assert caught.value.fix == "build it anew: msplit build MODEL -o DIR --force"
+    for made in ({"msplit": "9" * 99}, {}, None, "0.1.0"):
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "made_for": made}))
+        with pytest.raises(msplit.MsplitError, match=r"can not open it|not one of version 2"):
+            msplit.open(folder)
+
+
 @pytest.mark.parametrize("shape", [[2**33, 64], [2**33], [4, 2**33], [0, 64], []])
 def test_a_size_that_no_reference_has_is_told_before_memory_is_taken(
     shape: list[int], kept: Path, tmp_path: Path

@@ -74,6 +74,12 @@ def test_the_report_names_the_costliest_kinds(path):
     validate("profile_command", json.loads(document.dumps("profile", report.profile_payload(flat, found, static))))
     estimates = report.estimated(found, flat, static)
     assert (estimates > 0).all()
+    # As if a GPU had taken these times.
+    found = replace(found, device=replace(found.device, name="NVIDIA H200", sms=132))
+    assert "| _FusedMatMul | 4 |" in to_markdown(report.profile_document(flat, found, static)).partition("Roofline")[2]
+    payload = json.loads(document.dumps("profile", report.profile_payload(flat, found, static)))
+    validate("profile_command", payload)
+    assert len(payload["roofline"]) > 2
 
 
 def test_bench_goes_by_the_profile_and_says_so(path):

@@ -174,8 +174,8 @@ def test_what_can_not_be_is_refused(folder: Path, tmp_path: Path) -> None:
     ):
         trainer.run(batches(1))
     with (
-        pytest.raises(EngineError, match="rows of the table other are trained, and can not be int8"),
-        msplit.Trainer(model, "train_op", ["loss"], table_memory=f"{MEMORY},rows=int8", **SIMULATED) as trainer,
+        pytest.raises(EngineError, match="rows of the table other are trained, and can not be bf16"),
+        msplit.Trainer(model, "train_op", ["loss"], table_memory=f"{MEMORY},rows=bf16", **SIMULATED) as trainer,
     ):
         trainer.run(batches(1))
     done = run("train", model, "--fetch", "loss", "--data", folder / "data.npz", "--table-memory", MEMORY, "--gpus", 2)

@@ -95,7 +95,7 @@ def einsum(view: View) -> RowState:
     given, _, result = equation.partition("->")
     found, names = [], set()
     operands = [
-        _named(term, shape)
+        named_axes(term, shape)
         for term, shape in zip(given.split(","), map(view.ranked, range(len(view.states))), strict=True)
     ]
     for slot, (state, operand) in enumerate(zip(view.states, operands, strict=True)):
@@ -115,13 +115,13 @@ def einsum(view: View) -> RowState:
         if other is FIXED and name in operand and (name.isalpha() or view.ranked(slot)[operand.index(name)] != 1):
             raise Mixes("multiplies rows with what is fixed and has an entry for each")
     longest = max((sum(not item.isalpha() for item in operand) for operand in operands), default=0)
-    kept = _named(result, (None,) * (len(result.replace("...", "")) + ("..." in result) * longest))
+    kept = named_axes(result, (None,) * (len(result.replace("...", "")) + ("..." in result) * longest))
     if name not in kept:
         raise Mixes(_SUMMED)
     return replace(state, axis=kept.index(name))
 
 
-def _named(term: str, shape: Shape) -> list[str]:
+def named_axes(term: str, shape: Shape) -> list[str]:
     """A name for each axis: a letter, or of an ellipsis the number from its last."""
     before, dots, behind = term.partition("...")
     spread = len(shape) - len(before) - len(behind)

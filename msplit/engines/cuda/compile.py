@@ -26,6 +26,7 @@ from msplit.engines.cuda.device.device import Device, precision, telling_out_of_
 from msplit.engines.cuda.frontend.functionalize import raise_control
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import divide, refuse
+from msplit.engines.cuda.frontend.variables import keyed_contents
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
@@ -221,7 +222,7 @@ def _unfused(job: Job, device: Device, begin: Begin | None) -> Compiled:
         own = optimized.at(Stage.LAID_OUT, nchw=nchw, measure=measure, device=device.place)
         gpus = job.options.split
         program = trace(own.graph, optimized.feeds, device.place, nchw=nchw, measure=measure, held=held, gpus=gpus)
-        facts = merge_facts(own.graph.merges) if groups else {}
+        facts = {**own.graph.facts, **(merge_facts(own.graph.merges) if groups else {})}
         return Compiled(program, "nchw" if nchw else "nhwc" if has_choice else "none", own, facts)
 
     if len(wanted) == 1:
@@ -344,7 +345,8 @@ def optimize(
         others = {*partition.fetched, *partition.host_outputs}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *part.handed))
     with phase("importing the graph"):
-        graph = build(flat, fed, state=state, constants=partition.shapes)
+        keyed = keyed_contents(flat, partition.keyed)
+        graph = build(flat, fed, state=state, constants=partition.shapes, keyed=keyed)
     _place_tables(graph, device, host.table_memory, alone=several is None)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
@@ -399,7 +401,7 @@ def _place_tables(graph: OpGraph, device: torch.device, given: TableOptions | No
     if not alone:
         variables = dict.fromkeys(variables, "several GPUs train it")
     free, times = Device.of(device).free_bytes() or 0, 1
-    memory, int8 = given or TableOptions(int(_FOR_TABLES * free))
+    memory, rows = given or TableOptions(int(_FOR_TABLES * free))
     if given is None:
         # Two ways to run a model are held against each other, and each has variables of its own.
         times = 2
@@ -411,21 +413,21 @@ def _place_tables(graph: OpGraph, device: torch.device, given: TableOptions | No
         return
     hosted, _ = divided(sizes, memory, None if constants else memory)
     graph.hosted = frozenset(name for number, name in enumerate(variables, len(constants)) if number in hosted)
-    _refuse_hosted(graph, variables, int8)
+    _refuse_hosted(graph, variables, rows)
     if not graph.state or any(number < len(constants) for number in hosted):
         on_device = sum(size for name, size in trained.items() if name not in graph.hosted)
-        graph.table_memory = TableOptions(memory - on_device, int8)
+        graph.table_memory = TableOptions(memory - on_device, rows)
 
 
-def _refuse_hosted(graph: OpGraph, variables: Mapping[str, str], int8: bool) -> None:
-    """Refuses a variable in the host's memory that has to lie on the device, or of which rows would be int8.
+def _refuse_hosted(graph: OpGraph, variables: Mapping[str, str], rows: str) -> None:
+    """Refuses a variable in the host's memory that has to lie on the device, or of which rows would be rounded.
 
     Raises:
         EngineError: There is one.
     """
-    if graph.hosted and int8:
-        said = f"rows of the table {min(graph.hosted)} are trained, and can not be int8"
-        raise EngineError(said, fix="leave rows=int8 out (--table-memory; in Python table_memory)")
+    if graph.hosted and rows:
+        said = f"rows of the table {min(graph.hosted)} are trained, and can not be {rows}"
+        raise EngineError(said, fix=f"leave rows={rows} out (--table-memory; in Python table_memory)")
     for name, why in variables.items():
         if why and name in graph.hosted:
             raise EngineError(

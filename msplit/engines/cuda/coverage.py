@@ -69,6 +69,7 @@ class Coverage:
         unbuilt: Why the build was not tried, or "" where it was, or where nothing in the graph asks for it.
         uncaptured: Op -> names of what a build leaves in the way of a capture: shapes that depend on values. None where none was tried.
         sized: Values that the host makes, and whose sizes depend on values: steps take one size of each.
+        bounds: Loop whose turns depend on values -> the most turns that it takes, and what bounds it.
         writes: Nodes that change variables: neither a build nor requests may have any.
         in_tensorflow: Op -> names of its nodes, for those of the host that only TensorFlow can run: with any of them, a build needs it.
         kept_out: Op -> names of its nodes, for those of the host that no build can hold: they read data of their own.
@@ -85,6 +86,7 @@ class Coverage:
     unbuilt: str = ""
     uncaptured: dict[str, list[str]] | None = None
     sized: Sequence[str] = ()
+    bounds: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     writes: Sequence[str] = ()
     in_tensorflow: dict[str, list[str]] = field(default_factory=dict)
     kept_out: dict[str, list[str]] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class Coverage:
         elif ops := self.of_host:
             more = f" and {len(ops) - OPS_TOLD} more ops" if len(ops) > OPS_TOLD else ""
             found.append(f"The host runs {', '.join(ops[:OPS_TOLD])}{more}: without TensorFlow, in a build, too.")
+        found += masked_loops(self.bounds)
         if self.sized:
             found.append(
                 f"The size of {_some_of([*self.sized])}, which the host makes, depends on values, as far as is known: a step takes the "
@@ -148,6 +151,14 @@ class Coverage:
             )
         found += [f"{why} ({_some_of(places)})" for why, places in self.refused.items()]
         return found
+
+
+def masked_loops(bounds: Mapping[str, tuple[int, str]]) -> list[str]:
+    """Sentences on loops that run up to a bound, one each for those that a sentence lists."""
+    return [
+        f"The loop {name} runs its most turns in each step, up to {most:,} as {by} bounds it; turns behind its end change nothing."
+        for name, (most, by) in [*bounds.items()][:OPS_TOLD]
+    ]
 
 
 def _some(nodes: Mapping[str, list[str]]) -> str:
@@ -203,6 +214,7 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
         unbuilt if controlled or build else "",
         uncaptured,
         sized,
+        {} if built is None else built.bounds,
         [name for name, op in zip(whole.graph.names, whole.graph.ops, strict=True) if written(op)],
         *_of_host(flat, partition),
     )

@@ -138,7 +138,7 @@ def place(
                 continue  # what is fed may have lost its inputs in the flat graph; TensorFlow wants them there
             raise EngineError(
                 f"node {names[v]!r} has {wanted} inputs in the file and {len(data)} after its functions were inlined",
-                where=str(flat.model.path),
+                where=str(flat.model.source),
                 fix="this is a defect of msplit: report it; --streams 1 runs the model as it is",
             )
         del node.input[:]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core import dag
+from msplit.engines.table_rows import saved
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.runtime import OTHER_OUTPUTS, first_line, tensorflow
 from msplit.errors import EngineError
@@ -134,8 +135,15 @@ def initialized(session: Any, variables: Mapping[str, VariableOps]) -> set[str]:
 def save(session: Any, variables: Mapping[str, VariableOps]) -> dict[str, NDArray[Any]]:
     """Values of variables, by name; without those that have none."""
     there = initialized(session, variables)
-    values = session.run({name: one.read for name, one in variables.items() if name in there})
-    return {name: np.array(value) for name, value in values.items()}
+    if not any(_is_large(one.read) for one in variables.values()):
+        values = session.run({name: one.read for name, one in variables.items() if name in there})
+        return {name: np.array(value) for name, value in values.items()}
+    # One after the other: TensorFlow's own copy of each goes again.
+    return {name: saved(name, session.run(one.read)) for name, one in variables.items() if name in there}
+
+
+def _is_large(tensor: Any) -> bool:
+    return bool((tensor.shape.num_elements() or 0) * tensor.dtype.size > _AT_ONCE // 16)
 
 
 def load(session: Any, variables: Mapping[str, VariableOps], state: Mapping[str, NDArray[Any]]) -> None:

@@ -63,6 +63,14 @@ PLOTS = Kit(
     ("LICENSE.d3", "LICENSE.plot"),
     "Observable Plot and D3 (ISC licence)",
 )
+MEASURED = Kit(
+    REPORT.body,
+    (*REPORT.scripts[:-1], "roofline.js", REPORT.scripts[-1]),
+    (*REPORT.vendor, *PLOTS.vendor),
+    (*REPORT.licences, *PLOTS.licences),
+    f"{REPORT.credits}; {PLOTS.credits}",
+)
+"""A report with a roofline."""
 
 
 COMPARED = Kit("compared.html", (), (), (), "HTML and CSS alone")

@@ -27,12 +27,14 @@ from msplit.checks.subject import Finding, Severity, Subject
 from msplit.core.graph import Assignment, Ints, no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import gpu_title
+from msplit.cost.profile import Reached, roofline
 from msplit.escape import html as text
 from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import STREAM_ID
 from msplit.progress import phase
 from msplit.report.document import Table, count, micros, percent, plural, ratio, some
+from msplit.report.document import roofline as roofline_table
 from msplit.report.html import document
 from msplit.report.html.data import columns
 from msplit.report.html.document import facts, framed, table
@@ -49,6 +51,8 @@ from msplit.shapes import Shapes
 
 _MOST_OPS = 12
 _MOST_NODES = 4
+_MOST_POINTS = 500
+"""Kernels in the roofline, those that take the most time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +74,7 @@ class Page:
         command: Command that makes the ids shown; "" where they are the model's own.
         shapes: Types and shapes of the tensors, where they are known.
         measured: Measurements of `bench`.
+        reached: Rates of the kernels of a profile.
     """
 
     flat: FlatGraph
@@ -88,6 +93,7 @@ class Page:
     command: str = ""
     shapes: Shapes | None = None
     measured: MeasuredSteps = field(default_factory=MeasuredSteps)
+    reached: Sequence[Reached] = ()
 
     @property
     def runs(self) -> list[StepRun]:
@@ -101,6 +107,8 @@ def render(page: Page) -> str:
     sections = [("candidates", "Candidates", _candidates(page)), ("findings", "Findings", _findings(page))]
     if page.measured.rows:
         sections.insert(1, ("measured", "Measured", _measured(page)))
+    if page.reached:
+        sections.insert(len(sections) - 1, ("roofline", "Roofline", _roofline(page)))
     names = {"summary": "Summary", "graph": "Graph", "timeline": "Timeline"} | {key: name for key, name, _ in sections}
     parts = {
         "nav": "".join(f'<a href="#{key}">{name}</a>' for key, name in names.items()),
@@ -113,9 +121,11 @@ def render(page: Page) -> str:
     }
     data = columns(page.flat, page.costs, page.prediction, page.assignment, page.shapes, page.bounds.path)
     about = f"One step as msplit simulates it: {micros(page.prediction.makespan_us)}."
+    if page.reached:
+        data["roofline"] = [{**vars(one), "op": visible(one.op)} for one in page.reached[:_MOST_POINTS]]
     return document.embedded(
-        document.REPORT,
-        str(page.flat.model.path),
+        document.MEASURED if page.reached else document.REPORT,
+        str(page.flat.model.source),
         parts,
         {**data, "about": about, "command": visible(page.command), "runs": [run.columns() for run in page.runs]},
     )
@@ -132,7 +142,7 @@ def _summary(page: Page) -> str:
         (micros(limits.serial_us / limits.max_gain), "no schedule of these kernels is faster"),
     ]
     about = [
-        ("model", str(flat.model.path)),
+        ("model", str(flat.model.source)),
         ("format", str(flat.model.format)),
         ("stream ids", page.origin),
         ("nodes", f"{count(len(flat))}, {count(kernels)} of them launch a kernel, {host} run on the host"),
@@ -247,6 +257,15 @@ def _measured(page: Page) -> str:
     return note + table(Table("", heads, rows))
 
 
+def _roofline(page: Page) -> str:
+    hint = (
+        "Kernels of the profile, each alone on the GPU: what they reach over what they do per byte. Lines are ceilings of its data sheet; "
+        "what fits into the L2 cache was measured in it. A larger dot takes more of a step. Axes are logarithmic."
+    )
+    listed = table(roofline_table(page.reached, _MOST_OPS, "msplit profile --format json has all"))
+    return f'<p class="hint">{hint}</p><div id="roof" class="figure"></div>{listed}'
+
+
 def _findings(page: Page) -> str:
     note = f'<p class="hint">{text(page.findings_note)}</p>' if page.findings_note else ""
     if page.findings is None:
@@ -332,6 +351,7 @@ def page(
         of = f"{plural(guessed, 'kernel')} of {count(kernels)}"
         warnings.append(f"{of} have unknown shapes, so their cost is a guess.{mend}")
     limits = bounds(flat, costs)
+    profile = None if defaults is None else defaults.workload.profile
     command = ""
     if loaded is not None:
         asked = {"--rules": loaded.source.removesuffix(" (shipped)"), "--streams": outcome.streams}
@@ -350,12 +370,13 @@ def page(
         judgement=judge(limits, prediction.gain, len(prediction.lanes), guessed=guessed / max(kernels, 1)).words,
         command=command,
         shapes=shapes,
+        reached=() if profile is None else roofline(profile, flat, costs),
     )
 
 
 def _command(flat: FlatGraph, options: str, further: Mapping[str, object]) -> str:
     words = [str(word) for pair in further.items() for word in pair]
-    return f"msplit assign {shlex.quote(str(flat.model.path))} {shlex.join(words)}{options and f' {options}'} -o OUT"
+    return f"msplit assign {shlex.quote(str(flat.model.source))} {shlex.join(words)}{options and f' {options}'} -o OUT"
 
 
 def _candidate_runs(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | None, options: str) -> dict[str, Any]:

@@ -131,11 +131,14 @@ def recipes(
     """
     if not isinstance(model, FlatGraph) and is_build(path(model)):
         loaded = load_build(model, request.places[0])
+        if loaded.manifest.lengths is not None:
+            what = f"{os.fspath(model)} was built for rows of several lengths, which a pool or a server does not join"
+            raise MsplitError(what, fix="open it with msplit.open, or build it with one --shape")
         once = loaded.restored[loaded.manifest.rungs[-1].program].shared
         if request.shared and not once.entries:
             raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
         tables, hosted = request.options.table_memory, loaded.manifest.tables
-        if tables is not None and (tables.int8 or not hosted):
+        if tables is not None and (tables.rows or not hosted):
             said = "has the rows of tables that it was built with" if hosted else "was built with all tables on the GPU"
             raise MsplitError(f"{os.fspath(model)} {said}", fix="build it anew with --table-memory")
         if request.users not in (1, once.users):

@@ -243,6 +243,30 @@ def test_a_single_lookup_has_a_cache_too() -> None:
         assert runner.executable.facts()["table_hit_rate"] > 0.2
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_tables_that_are_half_already_stay_as_they_are(kind: str, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    module, chance = tf.Module(), np.random.default_rng(0)
+    rows = chance.standard_normal((2 * ROWS, WIDTH))
+    rows[7] = [np.nan, np.inf, -np.inf, 65504 if kind == "float16" else 3.38e38, 2.0**-24, -0.0, 1.0, 1 / 3]
+    module.table = tf.Variable(tf.cast(rows, kind), name="table")
+    inputs = [tf.TensorSpec([None, 3], tf.int64, "ids")]
+    signature = tf.function(
+        lambda ids: {"out": tf.cast(tf.gather(module.table, ids), tf.float32)}, input_signature=inputs
+    )
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures=signature)
+    ids = chance.integers(0, 2 * ROWS, (16, 3))
+    ids[0] = [7, 0, 2 * ROWS - 1]
+    for memory in ("0.0001", "0.0001,rows=bf16"):
+        with msplit.prepare(tmp_path / "model", batch=16, table_memory=memory, **ON_CPU) as runner:
+            for _ in range(2):  # over the bus, then from the cache
+                found = runner.step({"ids": ids})["out"]
+                np.testing.assert_array_equal(found, tf.cast(module.table, tf.float32).numpy()[ids])
+            assert runner.executable.facts()["host_table_bytes"] == 4 * ROWS * WIDTH
+            assert any("rows=bf16: no table leaves" in note for note in runner.notes) == ("rows" in memory)
+
+
 def saved_ranker(path: Path, *, scale: int = 1, seed: int = 0) -> Path:
     """A model with tables that are variables."""
     import tensorflow as tf
@@ -307,6 +331,60 @@ INT8 = f"{MEMORY},rows=int8"
 
 def int8(table: np.ndarray) -> np.ndarray:
     return rounded("table", table)[0]
+
+
+def bf16(table: np.ndarray) -> np.ndarray:
+    """Rounded by PyTorch."""
+    return torch.tensor(table).bfloat16().float().numpy()  # type: ignore[no-any-return]
+
+
+BF16 = f"{MEMORY},rows=bf16"
+
+
+@pytest.mark.parametrize("how", [{}, {"effort": "fast"}, {"fuse": False, "group": False}])
+def test_bf16_rows_are_those_of_a_model_with_rounded_tables(how: dict[str, Any]) -> None:
+    """The error is told, too, and a build keeps them."""
+    with (
+        msplit.prepare(ranker(), batch=16, table_memory=BF16, **ON_CPU, **how) as small,
+        msplit.prepare(ranker(of_rows=bf16), batch=16, **ON_CPU, **how) as whole,
+    ):
+        for one in requests(30):
+            np.testing.assert_array_equal(small.step(one)["out"], whole.step(one)["out"])
+        facts, notes = small.executable.facts(), " ".join(small.notes)
+    assert facts["host_table_bytes"] == 4 * ROWS * 2 * WIDTH
+    assert 0.2 < facts["table_hit_rate"] < 1
+    assert "rows of 3 tables are bf16: their numbers differ" in notes
+    assert ("rows of bf16 move outputs" in notes) == ("effort" not in how)
+
+
+def test_a_build_keeps_bf16_rows_and_new_ones_become_so(saved: Path, tmp_path: Path) -> None:
+    msplit.build(saved, tmp_path / "build", batches=[16], table_memory=BF16, **ON_CPU)
+    chance = np.random.default_rng(1)
+    ids, some = np.array([3, 7, 3]), chance.standard_normal((3, WIDTH)).astype(np.float32)
+    with (
+        msplit.open(tmp_path / "build") as opened,
+        msplit.prepare(saved, batch=16, table_memory=BF16, **ON_CPU) as small,
+        msplit.prepare(saved, batch=16, **ON_CPU) as whole,
+    ):
+        whole.update({name: bf16(value) for name, value in tables_of(saved).items() if name != "table_0"})
+        for new in (
+            {},
+            {"rows": {"table_2": (ids, some)}},
+            {"source": {"table_3": np.ones((ROWS, WIDTH), np.float32) / 3}},
+        ):
+            if new:
+                small.update(**new)
+                rounded_rows = {"table_2": (ids, bf16(some))}
+                whole.update(rows=rounded_rows) if "rows" in new else whole.update(
+                    {"table_3": bf16(new["source"]["table_3"])}
+                )
+            for one in requests(10, seed=3):
+                wanted = whole.step(one)["out"]
+                np.testing.assert_allclose(small.step(one)["out"], wanted, rtol=1e-5)
+                if not new:
+                    np.testing.assert_allclose(opened.step(one)["out"], wanted, rtol=1e-5)
+        with pytest.raises(MsplitError, match="larger than its largest"):
+            small.update(rows={"table_2": (np.array([3]), np.full((1, WIDTH), np.finfo(np.float32).max))})
 
 
 @pytest.mark.parametrize(
@@ -431,11 +509,16 @@ def scales_one_percent_off(words: np.ndarray) -> np.ndarray:
     return np.concatenate([words[:, :-1], scales], 1)
 
 
-@pytest.mark.parametrize("wrong", [one_row_off, scales_one_row_off, scales_one_percent_off])
-def test_int8_rows_that_are_kept_wrong_are_seen_by_verification(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_tables, "packed", lambda array: wrong(PACK(array)))
+@pytest.mark.parametrize(
+    ("wrong", "memory"),
+    [(one_row_off, INT8), (scales_one_row_off, INT8), (scales_one_percent_off, INT8), (one_row_off, BF16)],
+)
+def test_rows_that_are_kept_wrong_are_seen_by_verification(
+    wrong: Any, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_tables, "packed", lambda array, kind: wrong(PACK(array, kind)))
     with pytest.raises(MsplitError, match="gives other outputs"):
-        msplit.prepare(ranker.__wrapped__(), batch=16, table_memory=INT8, **ON_CPU)  # whose rows nobody has packed
+        msplit.prepare(ranker.__wrapped__(), batch=16, table_memory=memory, **ON_CPU)  # whose rows nobody has packed
 
 
 @pytest.mark.parametrize("kind", ["rows", "arrays", "model"])

@@ -4,7 +4,7 @@
 like TensorFlow 2's first (`functionalize`); `unroll` turns such nodes into what they run.
 
 A `While` is one node of the flat graph, with one stream id. For the engine it is as many ops as its turns have, which all run on that
-stream; how many turns there are must follow from constants and shapes, as it does for a recurrent layer, `tf.map_fn` and
-`for _ in tf.range(n)`. Of an `If` the branch that is taken runs, or both where only the run knows which. What is unrolled is captured,
-fused and grouped like everything else.
+stream; how many turns there are follows from constants and shapes, as it does for a recurrent layer, `tf.map_fn` and
+`for _ in tf.range(n)`, or at least a bound does, as for `dynamic_rnn` with lengths. Of an `If` the branch that is taken runs, or both where
+only the run knows which. What is unrolled is captured, fused and grouped like everything else.
 """

@@ -25,13 +25,14 @@ from msplit.core.graph import TensorValue
 from msplit.engines.base import FIRST_SCALE, GOOD_STEPS, LOSS_SCALE, STEPS
 from msplit.engines.cuda.frontend import partition
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
-from msplit.engines.cuda.frontend.variables import Variables, effects_of, keep_overwritten
+from msplit.engines.cuda.frontend.variables import Variables, effects_of, keep_overwritten, table_of
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain, reachable
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn, mutated
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS, ROW_OPTIMIZERS
 from msplit.engines.cuda.ops.shape import hands_on
 from msplit.engines.cuda.ops.variables import TOGETHER
+from msplit.engines.table_rows import KeyedTable
 from msplit.engines.variables import seeds_of, variable_names
 from msplit.errors import EngineError, LoadError
 from msplit.flatten.flat import FlatGraph
@@ -228,6 +229,7 @@ def build(
     stand_ins: dict[Key, StandIn] | None = None,
     state: Mapping[str, NDArray[Any]] | None = None,
     constants: Mapping[Key, NDArray[Any]] | None = None,
+    keyed: Mapping[int, KeyedTable] | None = None,
 ) -> OpGraph:
     """The ops that the outputs need, and those that write variables.
 
@@ -238,6 +240,7 @@ def build(
         state: Values of variables before the first step; those that are not there are the model's own. With a `LOSS_SCALE`, the loss is
             scaled.
         constants: Values that are constants whatever is fed.
+        keyed: Tables of nodes that look keys up on the device.
 
     Raises:
         EngineError: A constant expression can not be evaluated.
@@ -252,7 +255,8 @@ def build(
         graph.feeds[name] = names[key] = (graph.fresh(), 0)
     frozen: list[int] = []
     roots = [*partition.wanted(flat), *((node, 0) for node in effects.writes)]
-    graph.constants |= constants or {}
+    keyed = keyed or {}
+    graph.constants |= {**(constants or {}), **_keys(flat, keyed)}
     needed = reachable(flat.graph, roots, {*fed.values(), *graph.constants})
     # Node by node, in order: variables are left to who knows what they are by then, constants are read, and all else becomes an op.
     among = set(needed)
@@ -273,6 +277,8 @@ def build(
             attrs = {"dtype": "float32", **plain(flat.graph.attrs[node]), "seeds": seeds_of(flat, node), "draws": op}
             name = "_SampleCandidates" if op in ops_with("draws classes") else "_StatefulRandom"
             graph.ops[node] = Op(node, flat.graph.names[node], name, attrs, [*inputs, _steps(graph)], [node])
+        elif node in keyed:
+            _look_keys_up(graph, flat, node, inputs, keyed[node])
         elif op in partition.READS_A_VARIABLE or hands_on(op, flat.graph.attrs[node]):
             for port, key in enumerate(inputs):
                 names.setdefault((node, port), key)
@@ -284,11 +290,7 @@ def build(
         if schema.output_count(flat.graph.ops[tensor.node], flat.graph.attrs[tensor.node]) == 0:
             continue  # a train step: it runs, and gives nothing
         graph.fetches[tensor.name] = names.get((tensor.node, tensor.port), (tensor.node, tensor.port))
-    if frozen:
-        own, known = variable_names(flat), state or {}
-        given = {flat.graph.names[node]: known[own[node]] for node in frozen if own[node] in known}
-        values = initial_values(flat, [flat.graph.names[node] for node in frozen], given)
-        graph.constants |= {(node, 0): values[flat.graph.names[node]] for node in frozen}
+    graph.constants |= _frozen(flat, frozen, state or {})
     variables.finish()
     if stand_ins is None:
         graph.initial = initial_values(flat, graph.state, state or {})
@@ -296,11 +298,41 @@ def build(
             scale_loss(graph)
         fold(graph)
     else:
-        attrs = {name: flat.graph.attrs[node] for node, name in variables.nodes.items()}
-        stand_ins |= {key: _of_variable(attrs[name]) for name, key in graph.state.items()}
+        stand_ins |= _of_variables(flat, variables, graph)
     graph.prune()
     keep_overwritten(graph)
     return graph
+
+
+def _frozen(flat: FlatGraph, nodes: list[int], known: Mapping[str, NDArray[Any]]) -> dict[Key, NDArray[Any]]:
+    """Values of variables that nothing writes."""
+    own, names = variable_names(flat), {node: flat.graph.names[node] for node in nodes}
+    given = {name: known[own[node]] for node, name in names.items() if own[node] in known}
+    values = initial_values(flat, [*names.values()], given)
+    return {(node, 0): values[name] for node, name in names.items()}
+
+
+def _keys(flat: FlatGraph, keyed: Mapping[int, KeyedTable]) -> dict[Key, NDArray[Any]]:
+    return {(table_of(flat, node), 0): table.keys for node, table in keyed.items()}
+
+
+def _look_keys_up(graph: OpGraph, flat: FlatGraph, node: int, inputs: list[Key], table: KeyedTable) -> None:
+    """Finds the number of each key's row, and gathers the rows. Behind the rows there is one for keys that the table does not have: the
+    default, where that is known and one for all keys; else defaults take its place afterwards."""
+    name, types = flat.graph.names[node], {"Tindices": "int64", "Taxis": "int32"}
+    default, numbers = graph.constants.get(inputs[2]), graph.fresh()
+    is_known = default is not None and default.shape == table.rows.shape[1:]
+    rows, axis = (
+        graph.constant(table.with_default(default if is_known else None)),
+        graph.constant(np.array(0, np.int32)),
+    )
+    gather = node if is_known else graph.fresh()
+    graph.ops[numbers] = Op(numbers, name, "_RowsOfKeys", {}, [inputs[0], inputs[1]], [node])
+    attrs = {"Tparams": str(flat.graph.attrs[node].get("Tout")), **types, "batch_dims": 0}
+    graph.ops[gather] = Op(gather, name, "GatherV2", attrs, [rows, (numbers, 0), axis], [node])
+    if not is_known:
+        count = {"count": len(table.keys)}
+        graph.ops[node] = Op(node, name, "_OrDefaults", count, [(gather, 0), (numbers, 0), inputs[2]], [node])
 
 
 def initial_values(flat: FlatGraph, names: Iterable[str], given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -327,6 +359,11 @@ def _stand_in(op: str, attrs: Mapping[str, Any]) -> StandIn | None:
         if size > LARGEST_READ:
             return StandIn(value.shape, value.dtype)
     return None
+
+
+def _of_variables(flat: FlatGraph, variables: Variables, graph: OpGraph) -> dict[Key, StandIn]:
+    attrs = {name: flat.graph.attrs[node] for node, name in variables.nodes.items()}
+    return {key: _of_variable(attrs[name]) for name, key in graph.state.items()}
 
 
 def _of_variable(attrs: Mapping[str, Any]) -> StandIn:

@@ -292,6 +292,10 @@ def chosen(values: Values, op: Op, condition: Key, one: Key, other: Key) -> Gene
             continue
         (yes,) = elements_of(values, replace(first, like=second), (place,))
         (no,) = elements_of(values, replace(second, like=first), (place,))
+        if values.graph.shape(yes) is None or values.graph.shape(yes) != values.graph.shape(no):
+            raise Unsupported(
+                "which element a list has depends on values that only the run knows, and so does its shape"
+            )
         select = values.new("SelectV2", op, {}, [condition, yes, no])
         yield select
         elements.append((select.node, 0))

@@ -19,7 +19,7 @@ from msplit.core.dag import reached
 from msplit.core.graph import TensorValue
 from msplit.engines.cuda.frontend.functionalize import Inside, Raised
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
-from msplit.engines.cuda.frontend.variables import Effects, effects_of
+from msplit.engines.cuda.frontend.variables import Effects, effects_of, keyed_tables
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, reachable
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.lowering import listed
@@ -65,6 +65,7 @@ class Partition:
         unplaceable: Host nodes that depend on the device, and that work for the device depends on.
         inside: What loops, conds and calls run.
         effects: What a step does beside giving outputs.
+        keyed: Nodes of the device that look keys up -> the nodes of their tables, see `variables.keyed_tables`.
     """
 
     device: tuple[int, ...]
@@ -79,6 +80,7 @@ class Partition:
     unplaceable: tuple[int, ...]
     inside: Inside
     effects: Effects
+    keyed: Mapping[int, int]
 
     def handed_outputs(self) -> tuple[Tensor, ...]:
         """Values that the device is to hand back, as outputs."""
@@ -136,9 +138,11 @@ def partition_graph(
     nodes = reachable(flat.graph, [*wanted(flat), *written], outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
+    keyed = keyed_tables(flat, effects)
 
     def kinds_with(early: Set[int]) -> _Kinds:
         kinds = _Kinds(flat, inputs, inside, outside, foreseen, early, held=held, written=bool(written))
+        kinds.keyed, kinds.tables = keyed, {*keyed.values()}
         for node in inputs:
             kinds.visit(node, writes=(node, 0) in written)
         return kinds
@@ -197,6 +201,7 @@ def partition_graph(
         unplaceable=() if post_nodes else tuple(kinds.in_the_way()),
         inside=inside,
         effects=effects,
+        keyed={node: table for node, table in keyed.items() if node in on_device},
     )
 
 
@@ -218,6 +223,7 @@ class _Kinds:
         forced: Nodes of the host that depend on no work for the device.
         unplaceable: Nodes of the host that do.
         missing: Nodes without a lowering that are none of the host's.
+        keyed, tables: Nodes that look keys up on the device, and their tables.
     """
 
     def __init__(
@@ -232,6 +238,8 @@ class _Kinds:
         held: Set[int],
         written: bool,
     ) -> None:
+        self.keyed: Mapping[int, int] = {}
+        self.tables: Set[int] = frozenset()
         self._flat, self._inputs, self._inside, self._outside = flat, inputs, inside, outside
         self._foreseen, self._written = foreseen, written
         self._listed = listed()
@@ -256,7 +264,7 @@ class _Kinds:
     def visit(self, node: int, *, writes: bool) -> None:
         """Says of a node what it is, and whether it writes a variable: these are the device's."""
         op, within, attrs = self._flat.graph.ops[node], self._inside.of(node), self._flat.graph.attrs[node]
-        covered = (op in BY_THE_ENGINE or on_values(op) in self._listed) and not within.missing
+        covered = (op in BY_THE_ENGINE or on_values(op) in self._listed or node in self.keyed) and not within.missing
         works = any(map(_HEAVY.fullmatch, (op, *within.names)))
         made = [key for key in self._inputs[node] if key not in self._outside]
         read = self.variables.intersection(made)
@@ -274,7 +282,7 @@ class _Kinds:
             heavy = False
             self.no_tensor.add((node, 0))
         # Variables of numbers are there on both sides, and a shape of the host's is a constant where it is known.
-        elif op in VARIABLES or (op in _READ_WHOLE and read):
+        elif op in VARIABLES or node in self.tables or (op in _READ_WHOLE and read):
             self.variables.add((node, 0))
         elif op == "Shape" and (shape := self._shape_of_host(self._inputs[node][0])) is not None:
             self.shapes[node, 0] = np.array(shape, str(attrs.get("out_type", "int32")))

@@ -8,16 +8,27 @@ either value, and the engine always gives the old one. Writes that nothing order
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from numpy.typing import NDArray
+
+from msplit import formats
 from msplit.core.dag import reached
+from msplit.core.graph import memoize
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, in_order, plain
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
+from msplit.engines.table_rows import KeyedTable
 from msplit.engines.variables import variable_names
-from msplit.errors import EngineError
+from msplit.errors import EngineError, LoadError
+from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.endpoints import behind
+from msplit.formats.model import Model
+from msplit.formats.tensors import numpy_dtype
 from msplit.opset.traits import DRAWS, FREE_OF_EFFECTS, on_values, ops_with, own_outputs, written
 
 _SAME_MEMORY = ops_with("same memory")
@@ -60,6 +71,87 @@ def _ancestors(flat: FlatGraph, roots: Iterable[int]) -> tuple[int, ...]:
         return [] if node in fed else [*flat.graph.predecessors(node).tolist(), *turned.get(node, ())]
 
     return tuple(in_order(flat.graph, reached(roots, before)))
+
+
+def keyed_tables(flat: FlatGraph, effects: Effects) -> dict[int, int]:
+    """Nodes that look keys up on the device -> the node of their table: one of rows of numbers under whole numbers, which comes whole from
+    the checkpoint, and which no step changes."""
+    graph, found = flat.graph, dict[int, int]()
+    lookups = [node for node in effects.nodes if graph.ops[node] in ops_with("looks keys up in rows")]
+    if effects.writes or not lookups:
+        return found
+    changed = {table_of(flat, node) for node in effects.stateful}
+    for node in lookups:
+        table = table_of(flat, node)
+        if table not in changed and _holds_rows_by_key(flat, table) and _contents(flat, table) is not None:
+            found[node] = table
+    return found
+
+
+def keyed_contents(flat: FlatGraph, keyed: Mapping[int, int]) -> dict[int, KeyedTable]:
+    """Tables of nodes that look keys up, each once for a model."""
+    found = dict[int, KeyedTable]()
+    for node, table in keyed.items():
+
+        def made(table: int = table) -> KeyedTable:
+            contents = _contents(flat, table)
+            assert contents is not None
+            return KeyedTable(*contents)
+
+        found[node] = memoize(flat.model, "rows by key", (flat.graph.names[table],), made)
+    return found
+
+
+def table_of(flat: FlatGraph, node: int) -> int:
+    """The node that a node's first input comes from, through nodes that hand it on; -1 without an input."""
+    inputs = flat.graph.inputs(node)
+    return behind(flat.graph, inputs[0], ops_with("identity"))[0] if inputs else -1
+
+
+def _holds_rows_by_key(flat: FlatGraph, node: int) -> bool:
+    attrs = flat.graph.attrs[node]
+    shape = attrs.get("value_shape")
+    return (
+        flat.graph.ops[node] in ops_with("rows by key")
+        and attrs.get("key_dtype") in ("int32", "int64")
+        and attrs.get("value_dtype") in ("float32", "float64", "bfloat16", "float16", "int32", "int64")
+        and isinstance(shape, tuple)
+        and bool(shape)
+        and all(shape)
+    )
+
+
+def _contents(flat: FlatGraph, table: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Keys and rows of a table. None where the checkpoint does not have them, its keys are vectors, or other ops fill it at the start."""
+    graph, name = flat.graph, flat.graph.names[table]
+    held = memoize(flat.model, "contents of tables", (name,), lambda: _stored(flat.model, name))
+    if held is None or name in _filled_at_start(flat.model):
+        return None
+    keys, rows = held
+    attrs = graph.attrs[table]
+    types = (keys.dtype, rows.dtype) == (attrs["key_dtype"], numpy_dtype(str(attrs["value_dtype"])))
+    plain = keys.ndim == 1 and len(formats.unused_keys(graph, table)) == len(graph.inputs(table))
+    shape = (len(keys), *attrs["value_shape"])
+    return (keys, rows.reshape(shape)) if types and plain and rows.size == math.prod(shape) else None
+
+
+def _stored(model: Model, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    try:
+        return formats.tables(model, [name]).get(name)
+    except LoadError:  # it stays with the host: TensorFlow says so where it is read
+        return None
+
+
+def _filled_at_start(model: Model) -> frozenset[str]:
+    """Names of tables that an op of those that run at the start refers to."""
+
+    def found() -> frozenset[str]:
+        targets = tuple(name for name in model.init_ops if name in model.graph.index)
+        flat = flatten(replace(model, inputs=(), outputs=(), targets=targets, left_out=None)) if targets else None
+        nodes = range(len(flat.graph)) if flat is not None else ()
+        return frozenset(flat.graph.names[table_of(flat, node)] for node in nodes if flat is not None)
+
+    return memoize(model, "tables filled at the start", (), found)
 
 
 class Variables:

@@ -207,8 +207,8 @@ class OpGraph:
         initial: Variable -> its value before the first step, for those of `state`.
         stacks: Values that are several variables side by side, as they are when a step begins: with one more axis in front.
         contiguous: Variables that are to lie one behind the other in memory.
-        table_memory: Bytes of the device for tables of which rows are looked up and nothing else is read, and true if rows of others are
-            packed; None: as many as they take.
+        table_memory: Bytes of the device for tables of which rows are looked up and nothing else is read, and how rows of others are
+            packed, if they are; None: as many as they take.
         hosted: Variables that lie in the host's memory: rows of them are looked up and changed, and nothing else.
     """
 
@@ -228,7 +228,7 @@ class OpGraph:
     initial: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     stacks: dict[Key, tuple[str, ...]] = field(default_factory=dict)
     contiguous: list[tuple[str, ...]] = field(default_factory=list)
-    table_memory: tuple[int, bool] | None = None
+    table_memory: tuple[int, str] | None = None
     hosted: frozenset[str] = frozenset()
     _variables: dict[Key, str] = field(default_factory=dict, repr=False)
 

@@ -111,9 +111,9 @@ def lowering(
                     raise Unsupported(
                         f"there is no kernel for these types: {str(problem).partition(chr(10))[0]}"
                     ) from problem
-                from msplit.engines.cuda.ir.unsigned import in_signed
+                from msplit.engines.cuda.ir.dtypes import run_in_signed
 
-                return in_signed(function, node, inputs)
+                return run_in_signed(function, node, inputs)
 
         for op in ops:
             if op in _TABLE:

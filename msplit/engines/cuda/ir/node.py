@@ -14,6 +14,11 @@ class Unsupported(Exception):
     """A lowering exists, but not for these attributes, dtypes or shapes. The message says which."""
 
 
+MAY_NOT_RUN = "_may_not_run"
+"""Attribute that the engine gives an op of a turn that a loop may not have, or of a branch that may not be taken: then its inputs may be
+any values, and nothing takes its result."""
+
+
 @dataclass(frozen=True)
 class Node:
     """One node as a lowering sees it.

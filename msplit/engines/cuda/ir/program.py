@@ -36,6 +36,7 @@ from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import Device, cores
 from msplit.engines.cuda.ir.dtypes import as_words, dtype_name, to_numpy, to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op
+from msplit.engines.table_rows import saved
 from msplit.errors import EngineError
 from msplit.opset.traits import EXCHANGES
 from msplit.progress import during
@@ -246,10 +247,11 @@ class StateMemory:
 
     def _saved(self, name: str) -> NDArray[Any]:
         if name not in self.hosted:
-            return to_numpy(self.tensors[name].detach().clone().cpu())
-        saved = np.empty_like(self.hosted[name])
-        copy_array(self.hosted[name], saved)
-        return saved
+            tensor = self.tensors[name].detach()
+            return saved(
+                name, to_numpy(tensor.cpu() if tensor.is_cuda else tensor), np.asarray if tensor.is_cuda else np.array
+            )
+        return saved(name, self.hosted[name], _copied)
 
     def spread(self, from_first: Callable[[torch.Tensor], None]) -> None:
         """Gives variables the values that the first of several processes has, by what does so with a tensor of bytes."""
@@ -273,6 +275,12 @@ class StateMemory:
             if written and written[0].is_cuda:
                 torch.cuda.synchronize(written[0].device)
             self.load(hosted)
+
+
+def _copied(array: NDArray[Any]) -> NDArray[Any]:
+    found = np.empty_like(array)
+    copy_array(array, found)
+    return found
 
 
 def _fits(tensor: torch.Tensor) -> bool:

@@ -26,6 +26,7 @@ from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import power_of_two
+from msplit.engines.table_rows import ROWS, words_of
 from msplit.errors import EngineError
 
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -202,7 +203,7 @@ class Tables:
     tiles: tuple[SumTile, SumTile]
     block: int
     vector: int
-    flags: Mapping[str, bool]
+    flags: Mapping[str, int]
     caches: tuple[RowCache, ...]
 
 
@@ -366,7 +367,7 @@ class _Maker:
         edges: All boundaries.
         starts: Where those of a term begin.
         caches: Those of tables in the host's memory.
-        packs: True if rows of any are packed.
+        packs: How rows of any are packed: 1 for int8, 2 for bf16 (bytes of an element), 0 where none are.
     """
 
     def __init__(
@@ -386,7 +387,7 @@ class _Maker:
         self.starts: dict[tuple[float, ...], int] = {}
         self.caches: dict[int, RowCache] = {}
         self._noted = set[int]()
-        self.packs = False
+        self.packs = 0
 
     def plain(self, piece: _Piece) -> list[int]:
         """A plain column."""
@@ -399,7 +400,7 @@ class _Maker:
             distance += skipped
         else:
             if scale:
-                row, skipped = scale + 4, piece.left
+                row, skipped = scale + 4, piece.left * self.packs
                 term[23] -= piece.left
             table += skipped
             term[17] += skipped if term[16] else 0
@@ -448,7 +449,9 @@ class _Maker:
         if place is None or term.weighted:
             return [0] * 8
         cache = place.cache
-        if place.packed and segment.width > cache.row_bytes - 4:
+        packs = 1 + [*ROWS].index(place.packed) if place.packed else 0
+        mixed = packs and self.packs not in (0, packs)
+        if mixed or (packs and 4 * words_of(segment.width, place.packed) > cache.row_bytes):
             raise EngineError("a table has narrower rows than are read", fix="build it anew, with --force")
         self.caches[id(cache)] = cache
         places, notes = cache.slot_of.data_ptr() + 4 * place.first, [0, 0]
@@ -458,8 +461,8 @@ class _Maker:
             begin, count = cache.region(segment.rows * term.count, self._lookups)
             notes = [cache.notes.data_ptr() + 4 * begin, count]
         tally = cache.tally.data_ptr()
-        self.packs |= place.packed
-        scale = cache.row_bytes - 4 if place.packed else 0
+        self.packs |= packs
+        scale = cache.row_bytes - 4 if packs else 0  # of int8; its being there is what counts of bf16
         return [places, cache.rows.data_ptr(), cache.recent.data_ptr(), place.first, *notes, tally, scale]
 
     def _term(self, segment: Segment, term: Term) -> list[int]:

@@ -35,6 +35,7 @@ from msplit.engines.cuda.ir.program import copy_array, place_of, seen_by
 from msplit.engines.cuda.kernels.launch import Code, can_launch, is_precompiling, launch
 from msplit.engines.cuda.kernels.tiles import power_of_two
 from msplit.engines.table_rows import (
+    BF16,
     LOOKUPS,
     LookupCounts,
     divided,
@@ -78,16 +79,18 @@ class CachedTable:
         cache: The rows of this table and of others.
         first: Number of its first row among those.
         host: The table in the host's memory.
-        packed: True if its rows are words as `engines.table_rows` has them: int8 with a scale.
+        packed: How its rows are words, of `engines.table_rows.ROWS`; "" where they are not.
     """
 
     cache: RowCache
     first: int
     host: NDArray[Any]
-    packed: bool = False
+    packed: str = ""
 
     def unpacked(self, rows: Tensor, width: int) -> Tensor:
         """Rows of so many elements, as they were before they were packed."""
+        if self.packed == BF16:
+            return rows.contiguous().view(torch.bfloat16)[..., :width].float()
         numbers = rows.contiguous().view(torch.int8)[..., :width]
         return numbers.float() * rows[..., -1:].contiguous().view(torch.float32)
 
@@ -307,33 +310,33 @@ class HostTables:
         return bool(self._places) and any(self.find(one) is not None for one in tensors.values())
 
     def place(
-        self, arrays: Sequence[NDArray[Any]], memory: int | tuple[int, bool], alone: Collection[int] = ()
+        self, arrays: Sequence[NDArray[Any]], memory: int | tuple[int, str], alone: Collection[int] = ()
     ) -> list[Tensor | None]:
         """Tables as the device sees them, with caches for what takes more memory than there is for them; None for each of those that
         stay on the device.
 
         Args:
             arrays: Tables, whose rows are along the first axis.
-            memory: Bytes of the device for all of them, and whether rows that were rounded are packed.
+            memory: Bytes of the device for all of them, and how rows that were rounded are packed.
             alone: Numbers of those that nothing reads but what can read rows that are packed.
 
         Raises:
             EngineError: The memory is too small.
         """
-        memory, packs = (memory, False) if isinstance(memory, int) else memory
-        rounded = {number for number in alone if packs and is_rounded(arrays[number])}
+        memory, packs = (memory, "") if isinstance(memory, int) else memory
+        rounded = {number for number in alone if packs and is_rounded(arrays[number], packs)}
         hosted, left = divided([*map(_size, arrays)], memory, first=rounded)
         found: list[Tensor | None] = [None] * len(arrays)
-        groups: dict[tuple[str, int, bool], list[int]] = {}
+        groups: dict[tuple[str, int, str], list[int]] = {}
         for number in hosted:
             array = arrays[number]
-            groups.setdefault((array.dtype.name, array[:1].size, number in rounded), []).append(number)
+            groups.setdefault((array.dtype.name, array[:1].size, packs if number in rounded else ""), []).append(number)
         total = sum(_size(arrays[number]) for number in hosted)
         for (_, width, pack), numbers in groups.items():
             own = [arrays[number] for number in numbers]
             rows = sum(map(len, own))
             share = left * sum(map(_size, own)) // total
-            each = (4 * words_of(width) if pack else width * own[0].dtype.itemsize) + _OF_PLACE
+            each = (4 * words_of(width, pack) if pack else width * own[0].dtype.itemsize) + _OF_PLACE
             beside = 4 * rows + 4 * notes_of(self._device) + 8 * _TALLIES
             capacity = min((share - beside) // each, rows)
             if capacity < min(_LEAST_ROWS, rows) or rows > MOST_ROWS:
@@ -348,14 +351,14 @@ class HostTables:
                 found[number] = tensor
         return found
 
-    def cached(self, arrays: Sequence[NDArray[Any]], capacity: int, pack: bool = False) -> list[Tensor]:
+    def cached(self, arrays: Sequence[NDArray[Any]], capacity: int, pack: str = "") -> list[Tensor]:
         """Tables of one width and type, with a cache for so many of their rows: those that were made of these arrays before, while
         somebody holds them, or new ones. With `pack` rows are packed, those of integers are already."""
         key = (capacity, pack, *map(place_of, arrays))
         made = [reference() for reference in self._made.get(key, ())]
         if made and all(one is not None for one in made):
             return [one for one in made if one is not None]
-        memories = [packed(array) if pack and array.dtype == np.float32 else _copied(array) for array in arrays]
+        memories = [packed(array, pack) if pack and array.dtype == np.float32 else _copied(array) for array in arrays]
         tables = [_mapped(memory, self._device) for memory in memories]
         with self._device.entered():
             cache = RowCache(self._device, [table.detach().view(len(table), -1) for table in tables], capacity)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.lowering import lowering
-from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.node import MAY_NOT_RUN, Node
 
 _OF_ONE_NAME = (
     "Abs Acos Acosh Angle Asin Asinh Atan Atanh Ceil Cos Cosh Erf Erfc Erfinv Exp Expm1 Floor IsFinite IsInf IsNan "
@@ -184,6 +184,7 @@ for _op, _pairwise in _BINARY.items():
 def modulo(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """Remainder of a division that is rounded down (FloorMod) or towards zero."""
     function, dtype = torch.remainder if node.op == "FloorMod" else torch.fmod, x.dtype
+    y = _divisor(node, y)
     if x.dtype == torch.float64 or (x.is_floating_point() and x.device.type == "cpu"):
         # PyTorch's kernels give NaN for quotients near the end of the range, on a GPU of float64 alone. In three steps, each exact, there
         # are none.
@@ -228,7 +229,7 @@ def divide(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """Quotient; of integers rounded towards zero."""
     if x.is_floating_point() or x.is_complex():
         return torch.trunc(x / y) if node.op == "TruncateDiv" else x / y
-    return torch.div(x, y, rounding_mode="trunc")
+    return torch.div(x, _divisor(node, y), rounding_mode="trunc")
 
 
 @lowering("FloorDiv")
@@ -239,7 +240,13 @@ def floor_divide(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """
     if x.is_floating_point():
         return torch.floor(x / y)
-    return torch.div(x, y, rounding_mode="floor")
+    return torch.div(x, _divisor(node, y), rounding_mode="floor")
+
+
+def _divisor(node: Node, y: Tensor) -> Tensor:
+    """A divisor that the CPU does not stop at: an integer that is zero is 1 in a turn that a loop may not have. A GPU does not stop."""
+    stops = node.get(MAY_NOT_RUN, False) and not (y.is_cuda or y.is_floating_point() or y.is_complex())
+    return torch.where(y == 0, 1, y) if stops else y
 
 
 @lowering("DivNoNan", "MulNoNan")

@@ -31,6 +31,23 @@ from msplit.engines.cuda.ops.shape import integer
 from msplit.opset.traits import SPARSE_SEGMENTS
 
 
+@lowering("_RowsOfKeys", own=True)
+def rows_of_keys(node: Node, keys: Tensor, wanted: Tensor) -> Tensor:
+    """The number of the row of each key among ascending ones, the last of those that are alike; the number of keys where there is none."""
+    if not keys.numel():
+        return torch.zeros_like(wanted, dtype=torch.int64)
+    found = (torch.searchsorted(keys, wanted.contiguous(), right=True) - 1).clamp(min=0)
+    return torch.where(keys[found] == wanted, found, keys.numel())
+
+
+@lowering("_OrDefaults", own=True)
+def or_defaults(node: Node, rows: Tensor, numbers: Tensor, defaults: Tensor) -> Tensor:
+    """Rows that were looked up by number, and defaults in place of those of number `count`: one for all, or one for each."""
+    each = defaults.reshape(rows.shape if defaults.numel() == rows.numel() else rows.shape[numbers.dim() :])
+    missing = (numbers == node.attrs["count"]).reshape(*numbers.shape, *(1 for _ in rows.shape[numbers.dim() :]))
+    return torch.where(missing, each, rows)
+
+
 @lowering("_Columns", own=True)
 def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Lookups in many tables at once, bucketized, combined and laid side by side as the attribute `columns` says."""

@@ -1,8 +1,8 @@
 """Reading and writing rows at given indices, and sparse tensors, which are three dense ones.
 
 An index out of range, where rows are read: on the CPU an `IndexError`, as TensorFlow's CPU kernel refuses it; on CUDA zeros in place of
-the row, as TensorFlow's GPU kernel writes them. It never crashes the CUDA context. On CUDA with Triton a gather is one kernel; without
-Triton it is several, because PyTorch's own gathers must not see a wrong index.
+the row, as TensorFlow's GPU kernel writes them, and on the CPU, too, in a turn or a branch that may not count. It never crashes the CUDA
+context. On CUDA with Triton a gather is one kernel; without Triton it is several, because PyTorch's own gathers must not see a wrong index.
 
 Where rows are written, it is passed over, as TensorFlow's GPU kernels do; its CPU kernels refuse it. Every kernel writes to a buffer
 with one row to spare for such indices, because PyTorch would crash the CUDA context over them.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import in_signed
 from msplit.engines.cuda.ir.lowering import lowering
-from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.node import MAY_NOT_RUN, Node, Unsupported
 from msplit.engines.cuda.kernels import memory as kernel
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.shape import axis_within, integer, integers, without_nan
@@ -34,14 +34,14 @@ def gather_v2(node: Node, params: Tensor, indices: Tensor, axis: np.ndarray) -> 
             f"{node.name}: batch_dims {batch_dims} with axis {dim}, params of shape {tuple(params.shape)} and indices of "
             f"shape {tuple(indices.shape)}"
         )
-    return take(params, indices, dim, batch_dims)
+    return take(params, indices, dim, batch_dims, zeros=node.get(MAY_NOT_RUN, False))
 
 
 @lowering("Gather", "ResourceGather")
 def gather(node: Node, table: Tensor, indices: Tensor) -> Tensor:
     """Rows of a table, or of a variable, whose value comes as the first input, at the indices."""
     batch_dims = _batch_dims(node, indices)
-    return take(table, indices, batch_dims, batch_dims)
+    return take(table, indices, batch_dims, batch_dims, zeros=node.get(MAY_NOT_RUN, False))
 
 
 @lowering("GatherNd", "ResourceGatherNd")
@@ -57,13 +57,12 @@ def gather_nd(node: Node, params: Tensor, indices: Tensor) -> Tensor:
     rows = params.reshape(math.prod(params.shape[:depth]), *inner)
     # Reading rows checks one coordinate itself.
     linear = indices.squeeze(-1) if depth == 1 else linear_index(indices, tuple(params.shape[:depth]), outside=-1)
-    if node.get("bad_indices_policy", "") == "IGNORE" and not params.is_cuda:
-        return _masked(rows, linear.reshape(-1), 0).reshape(*kept, *inner)
-    return take(rows, linear)
+    return take(rows, linear, zeros=node.get(MAY_NOT_RUN, False) or node.get("bad_indices_policy", "") == "IGNORE")
 
 
-def take(params: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) -> Tensor:
-    """GatherV2 with axis and batch_dims in range. See the module for indices that are not."""
+def take(params: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0, *, zeros: bool = False) -> Tensor:
+    """GatherV2 with axis and batch_dims in range. See the module for indices that are not; with `zeros` they give zeros on the CPU, too."""
+    zeros = zeros or params.is_cuda
     shape = (*params.shape[:axis], *indices.shape[batch_dims:], *params.shape[axis + 1 :])
     # A table that does not lie row by row would have to be copied first, which can cost far more than the gather.
     if params.is_contiguous() and params.element_size() <= 8 and can_launch(params.device):
@@ -72,16 +71,16 @@ def take(params: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) ->
         indices = indices.to(torch.int64)
     if batch_dims == 0:
         flat = indices.reshape(-1)
-        rows = _masked(params, flat, axis) if params.is_cuda else params.index_select(axis, flat)
+        rows = _masked(params, flat, axis) if zeros else params.index_select(axis, flat)
         return rows.reshape(shape)
     table, places = _as_matrices(params, indices.to(torch.int64), axis, batch_dims)
     size = table.shape[2]
     inside = (places >= 0) & (places < size)
-    if params.is_cuda:
+    if zeros:
         places = places.clamp(0, max(size - 1, 0))
     index = places[:, None, :, None].expand(-1, table.shape[1], -1, table.shape[3])
     result = table.gather(2, index) if size else table.new_zeros(index.shape)
-    if params.is_cuda:
+    if zeros:
         result = or_zeros(inside[:, None, :, None], result)
     return result.reshape(shape)
 

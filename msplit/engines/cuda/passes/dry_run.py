@@ -8,24 +8,26 @@ without data, such as the shape of what the host part makes, is not held against
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import HANDED, STEPS
+from msplit.engines.base import HANDED, MASKED_LOOPS, STEPS
 from msplit.engines.cuda.frontend.functionalize import Raised
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.list_values import TooMany
 from msplit.engines.cuda.frontend.partition import Partition
-from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.dtypes import numpy_dtype, torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import depends_on_values
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.passes.pipeline import Context, run_dry
 from msplit.engines.cuda.passes.tracing import Tracer
+from msplit.engines.table_rows import KeyedTable
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.opset import schema
 from msplit.shapes import Shapes
@@ -44,12 +46,14 @@ class DryRun:
         by_values: Ops that stand in the way of a capture, as `depends_on_values` has it.
         whole: Whether loops were followed to their ends.
         sized: Values that the host hands on, and whose shapes are not known from those of the inputs.
+        bounds: Loops whose turns depend on values -> the most turns that they take, and what bounds them.
     """
 
     refused: tuple[MsplitError, ...]
     by_values: tuple[Op, ...] = ()
     whole: bool = True
     sized: tuple[str, ...] = ()
+    bounds: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
 def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | None = None) -> DryRun:
@@ -79,14 +83,27 @@ def dry_run(raised: Raised, partition: Partition, sizes: Shapes, most: int | Non
         return tracers[-1]
 
     try:
-        graph = build(flat, {**fed, **handed}, stand_ins=large, constants=partition.shapes)
+        keyed = {node: _empty(flat.graph.attrs[table]) for node, table in partition.keyed.items()}
+        graph = build(flat, {**fed, **handed}, stand_ins=large, constants=partition.shapes, keyed=keyed)
         run_dry(graph, Context({}, torch.device("meta"), len(flat), raised.bodies, tracer=traced, stand_ins=large))
     except (EngineError, LoadError) as problem:  # a constant that can not be read: nothing was told of the rest
         return DryRun((problem,))
     refused = {(problem.what, problem.where): problem for tracer in tracers for problem in tracer.refused}
     by_values = [op for op in graph.ops.values() if tracers[-1].stops_capture(op)]
     sized = tuple(name.removesuffix(HANDED) for name in handed if given[name].shape is None)
-    return DryRun(tuple(refused.values()), tuple(by_values), all(tracer.whole for tracer in tracers), sized)
+    return DryRun(
+        tuple(refused.values()),
+        tuple(by_values),
+        all(tracer.whole for tracer in tracers),
+        sized,
+        graph.facts.get(MASKED_LOOPS, {}),
+    )
+
+
+def _empty(attrs: Mapping[str, Any]) -> KeyedTable:
+    """A table of no keys, whose contents nobody reads for a dry run."""
+    rows = np.zeros((0, *attrs["value_shape"]), numpy_dtype(str(attrs["value_dtype"])))
+    return KeyedTable(np.zeros(0, str(attrs["key_dtype"])), rows)
 
 
 class DryRunTracer(Tracer):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from msplit.engines.base import MASKED_LOOPS
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.functions import Bodies
@@ -56,10 +57,11 @@ def specialize(
     kept: dict[int, Op] = {}
     # From here on the graph has what is known so far, for proofs and loops.
     graph.constants, graph.shapes = tracer.static, tracer.shapes
-    facts = KnownValues(graph) if static else None
+    ranges = KnownValues(graph)
+    facts = ranges if static else None
     with torch.no_grad():
         graph.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
-        unroller = Unroller(graph, bodies, names, tracer.values)
+        unroller = Unroller(graph, bodies, names, tracer.values, ranges)
         if tracer.most_unrolled is not None:
             unroller.most = tracer.most_unrolled
         kept_alive = unroller.kept
@@ -75,7 +77,8 @@ def specialize(
                     made = {key: dtype_name(tracer.values[key].dtype) for key in keys}
                     graph.dtypes |= made
                     unroller.made += made
-                    if facts is not None and _has_one_value(tracer, facts, step):
+                    # Loops ask for bounds. One that may have ended does so at the latest where a condition is false whatever is fed.
+                    if _has_one_value(tracer, ranges, step, keep=not static and not unroller.masking):
                         del kept[step.node]
                 elif step.node in tracer.let_go:
                     kept[step.node] = step
@@ -101,6 +104,8 @@ def specialize(
                 if not tracer.forgives(op, problem):
                     raise
             tracer.forget(op, kept_alive)
+    if unroller.bounds:
+        graph.facts[MASKED_LOOPS] = {**graph.facts.get(MASKED_LOOPS, {}), **unroller.bounds}
     graph.ops = kept
     graph.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
     graph.rename(names)
@@ -114,11 +119,11 @@ def _instead(op: Op, proof: Proof | None) -> list[Op]:
     return proof.ops if proof.outputs and not proof.stays else [*proof.ops, op]
 
 
-def _has_one_value(tracer: Tracer, facts: KnownValues, op: Op) -> bool:
-    """Returns whether an op's only output turned out to be the same in every run; it is a constant then."""
+def _has_one_value(tracer: Tracer, facts: KnownValues, op: Op, *, keep: bool) -> bool:
+    """Returns whether an op's only output turned out to be the same in every run; it is a constant then, unless ops are to be kept."""
     name = dtype_name(tracer.values[op.node, 0].dtype)
     always = facts.learn(op, np.dtype(name if name in COUNTED else "float32"))
-    if always is None or (op.node, 1) in tracer.values:
+    if always is None or keep or (op.node, 1) in tracer.values:
         return False
     tracer.know((op.node, 0), always)
     del tracer.values[op.node, 0]

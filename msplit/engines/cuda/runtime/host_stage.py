@@ -145,4 +145,4 @@ def stage_of(
             why = str(problem)
         except MsplitError as problem:  # tables without contents, for one: its step says so, too
             why = problem.what
-    return HostStage(graph, session, why, options.timeout, str(flat.model.path))
+    return HostStage(graph, session, why, options.timeout, str(flat.model.source))

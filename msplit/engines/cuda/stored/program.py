@@ -36,7 +36,7 @@ from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove, untimed_plan
 from msplit.engines.cuda.runtime.host import HostPart
 from msplit.engines.cuda.stored.steps import key_of, pack_step, unpack_step
-from msplit.engines.table_rows import INT8
+from msplit.engines.table_rows import ROWS
 from msplit.engines.user_rows import UserRows
 from msplit.schedule.plan import Plan
 
@@ -81,7 +81,7 @@ class Weights:
             self.sizes[hosted] += data.numel() + -data.numel() % ALIGNED
         start = self.blocks[name][0] + tensor.storage_offset() * tensor.element_size()
         where = [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride()), start + hosted * _HOST]
-        return where if place is None else [*where, place.cache.capacity, *[INT8] * place.packed]
+        return where if place is None else [*where, place.cache.capacity, *filter(None, [place.packed])]
 
     def memory(self) -> NDArray[np.uint8]:
         """Bytes of the file in one array."""
@@ -136,12 +136,12 @@ class StoredTables:
         Raises:
             ValueError: One lies outside of the file.
         """
-        groups: dict[tuple[str, int, int, bool], dict[Key, NDArray[Any]]] = {}
+        groups: dict[tuple[str, int, int, str], dict[Key, NDArray[Any]]] = {}
         for key, (name, shape, _, start, capacity, *packed) in wanted.items():
             array, width = self._array(name, tuple(shape), start - _HOST), math.prod(shape[1:])
-            if packed and (packed, name, len(shape)) != ([INT8], "int32", 2):
+            if packed and (packed not in [[kind] for kind in ROWS] or (name, len(shape)) != ("int32", 2)):
                 raise ValueError("rows of a table are packed in no known way")
-            groups.setdefault((name, width, capacity, bool(packed)), {})[key] = array
+            groups.setdefault((name, width, capacity, packed[0] if packed else ""), {})[key] = array
         found: dict[Key, torch.Tensor] = {}
         for (_, _, capacity, pack), arrays in groups.items():
             if not 0 < capacity <= sum(map(len, arrays.values())):

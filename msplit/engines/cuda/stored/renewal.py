@@ -166,9 +166,9 @@ def rows_of(
         for table in [program.constants[key] for key in sorted(keys)]:
             place, values = Device.of(table.device).owned(HostTables).find(table), (old, new)
             if place is not None and place.packed:
-                if not all(map(is_rounded, values)):
+                if not all(is_rounded(one, place.packed) for one in values):
                     return []
-                values = packed(old), packed(new)
+                values = packed(old, place.packed), packed(new, place.packed)
             rows, numbers = (to_torch(array, table.device) for array in (values[0], ids))
             alike = table.is_contiguous() and (table.dtype, table.shape[1:]) == (rows.dtype, rows.shape[1:])
             bits = _BITS.get(table.element_size(), table.dtype)  # PyTorch selects no rows of unsigned numbers

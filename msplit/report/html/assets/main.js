@@ -73,7 +73,7 @@ function legend(model) {
 }
 
 async function begin() {
-  const model = new Model(await unpack());
+  const data = await unpack(), model = new Model(data);
   let element = -1;
   let graph = null;
   const state = (line) => { by("time-state").textContent = `${micros(line.from)} to ${micros(line.to)} of ${micros(line.extent)}`; };
@@ -174,6 +174,12 @@ async function begin() {
     const node = model.index.get(named.dataset.node);
     if (node !== undefined) { find(node); by("graph").scrollIntoView(); }
   });
+  if (data.roofline) {
+    const drawn = () => drawRoofline(data.roofline, by("roof"));
+    let width = 0;
+    new ResizeObserver(([{ contentRect }]) => { if (contentRect.width !== width) { width = contentRect.width; drawn(); } }).observe(by("roof"));
+    onThemeChange(drawn);
+  }
   // For tests: what is drawn, and where.
   window.msplitReport = { model, graph, timeline, select, find, compare, compared: () => compared };
 }

@@ -61,6 +61,19 @@ def test_custom_ops_are_missing():
     assert "a variable whose rows are numbered" in str(caught.value)
 
 
+@pytest.mark.parametrize("named", ["KvResource", "TFRA>CuckooHashTable", "TFRA>HkvHashTable"])
+def test_tables_by_key_of_others_are_refused_by_name(named, tmp_path):
+    graph = read(SAMPLES / "custom_op.pb").graph_def
+    for node in graph.node:
+        node.op = node.op.replace("KvResource", named)
+    (tmp_path / "model.pb").write_bytes(graph.SerializeToString())
+    flat = flatten(read(tmp_path / "model.pb"))
+    assert f"{named}Gather" in cover(flat).missing
+    with pytest.raises(EngineError, match=f"{named}Gather: 2 nodes") as caught:
+        run(flat, make_inputs(flat, {}, batch=2))
+    assert "a variable whose rows are numbered" in str(caught.value)
+
+
 def test_ops_whose_shapes_depend_on_values_are_told():
     found = cover(load("ragged_sparse"))
     assert {"Where", "Unique"} <= set(found.dynamic)

@@ -158,8 +158,8 @@ def test_what_a_wider_type_would_get_wrong_is_refused(op, rest, dtype):
 
 
 def test_an_op_that_pytorch_lacks_stays_unimplemented():
+    from msplit.engines.cuda.ir.dtypes import run_in_signed
     from msplit.engines.cuda.ir.node import Node
-    from msplit.engines.cuda.ir.unsigned import in_signed
 
     with pytest.raises(NotImplementedError, match="float32"):
-        in_signed(lambda node, x: x, Node("n", "Sum"), (torch.ones(2),))
+        run_in_signed(lambda node, x: x, Node("n", "Sum"), (torch.ones(2),))

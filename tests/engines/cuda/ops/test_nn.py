@@ -40,11 +40,10 @@ def test_relu_integers(op, dtype):
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
 def test_relu_of_unsigned_words_changes_nothing(dtype):
     check("Relu", [values((3, 4), dtype, high=99)])
-    if dtype != "uint64":
+    try:
         check("Relu6", [values((3, 4), dtype, high=99)])
-        return
-    with pytest.raises(Unsupported, match=dtype):
-        run_lowering("Relu6", [values((3, 4), dtype, high=99)])
+    except Unsupported as refused:  # by PyTorch before 2.15
+        assert dtype == "uint64" and dtype in str(refused)  # noqa: PT017, PT018
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.01, 1.0, 1.5])

@@ -40,6 +40,15 @@ def _in_cache(entry, index, place, read, address, pitch):  # type: ignore[no-unt
     return tl.where(hit, tl.load(entry + 1) + slot * pitch, address), seen
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _widened(small, address, scale_at, packed, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers of packed rows, along a last axis, as float32: the bits of bf16 are its upper half, those of int8 have a scale for a row."""
+    if PACKED == 2:
+        return (small.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    factor = tl.load((address + scale_at).to(tl.pointer_type(tl.float32)), mask=packed, other=0)
+    return small.to(tl.float32) * tl.expand_dims(factor, -1)
+
+
 @triton.jit
 def _count(entry, seen, lane):  # type: ignore[no-untyped-def]
     """Adds what rows of a program have come to, for each of its lanes, to one of the tallies (there are 1024)."""
@@ -116,12 +125,12 @@ def _plain(  # type: ignore[no-untyped-def]
         scale_at = tl.load(column + 25)
         packed = read & (scale_at != 0)
         values = tl.load(place, mask=tl.broadcast_to((read & ~packed)[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
-        numbers = (address + left).to(tl.pointer_type(tl.int8))[:, None] + side[None, :]
+        numbers = (address + left * PACKED).to(tl.pointer_type(tl.int8 if PACKED == 1 else tl.int16))
+        numbers = numbers[:, None] + side[None, :]
         if VECTOR > 1:
-            numbers = tl.max_contiguous(tl.multiple_of(numbers, [1, VECTOR]), [1, VECTOR])
+            numbers = tl.max_contiguous(tl.multiple_of(numbers, [1, VECTOR * PACKED]), [1, VECTOR])
         small = tl.load(numbers, mask=tl.broadcast_to(packed[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
-        factor = tl.load((address + scale_at).to(tl.pointer_type(tl.float32)), mask=packed, other=0)
-        values = tl.where(packed[:, None], (small.to(tl.float32) * factor[:, None]).to(ELEMENT), values)
+        values = tl.where(packed[:, None], _widened(small, address, scale_at, packed, PACKED).to(ELEMENT), values)
     else:
         values = tl.load(place, mask=tl.broadcast_to(read[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
     if WEIGHTED:
@@ -239,12 +248,13 @@ def _summed(  # type: ignore[no-untyped-def]
         rows_of_table = tl.max_contiguous(tl.multiple_of(rows_of_table, [1, 1, AT_ONCE * BYTES]), [1, 1, WIDTH])
         if PACKED:
             packed = read & (scale_at != 0)
-            numbers = (address + skipped).to(tl.pointer_type(tl.int8))[:, :, None] + column[None, None, :]
-            numbers = tl.max_contiguous(tl.multiple_of(numbers, [1, 1, AT_ONCE]), [1, 1, WIDTH])
+            numbers = (address + skipped * PACKED).to(tl.pointer_type(tl.int8 if PACKED == 1 else tl.int16))
+            numbers = numbers[:, :, None] + column[None, None, :]
+            numbers = tl.max_contiguous(tl.multiple_of(numbers, [1, 1, AT_ONCE * PACKED]), [1, 1, WIDTH])
             small = tl.load(numbers, mask=packed[:, :, None] & inside, other=0)
-            factor = tl.load((address + scale_at).to(tl.pointer_type(tl.float32)), mask=packed, other=0)
+            small = _widened(small, address, scale_at, packed, PACKED)
             values = tl.load(rows_of_table, mask=(read & ~packed)[:, :, None] & inside, other=0)
-            values = tl.where(packed[:, :, None], (small.to(tl.float32) * factor[:, :, None]).to(ELEMENT), values)
+            values = tl.where(packed[:, :, None], small.to(ELEMENT), values)
         else:
             values = tl.load(rows_of_table, mask=read[:, :, None] & inside, other=0)
         values = values.to(SUM)
@@ -284,7 +294,7 @@ def fill_columns(  # type: ignore[no-untyped-def]
     that a load brings them; else 1. ELEMENT, BYTES: of what is read, and summed in the type SUM. OUT_BYTES: of an element
     of the outputs. LONG, FLOAT, DOUBLE, EDGES, MODULO: whether any ids are int64, any values float32 or float64, and whether any term has
     boundaries or a modulo. WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number. CACHED, PACKED: whether
-    any table has a cache, or rows that are packed.
+    any table has a cache, or rows that are packed: 1 as int8, 2 as bf16.
     """
     program = tl.program_id(0)
     mine = work + program.to(tl.int64) * 2

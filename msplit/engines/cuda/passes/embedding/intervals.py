@@ -201,6 +201,7 @@ _RULES: dict[str, Rule] = {
     "ConcatV2": lambda facts, op: _union(facts, op.inputs[:-1]),
     "Concat": lambda facts, op: _union(facts, op.inputs[1:]),
     "Fill": lambda facts, op: facts.range(op.inputs[1]),
+    "Cast": lambda facts, op: facts.range(op.inputs[0]),  # none of floats; one that would wrap around is dropped
     **dict.fromkeys(ADD, _binary(_corners(operator.add))),
     "Sub": _binary(_corners(operator.sub)),
     "Mul": _binary(_corners(operator.mul)),

@@ -19,7 +19,7 @@ from msplit.engines.cuda.kernels import embedding, host_tables
 from msplit.engines.cuda.kernels.embedding import HIGHEST, LOWEST, Columns, Segment, Term, fill
 from msplit.engines.cuda.kernels.host_tables import CachedTable, HostTables
 from msplit.engines.cuda.ops import embedding as lowered
-from msplit.engines.table_rows import is_rounded, rounded
+from msplit.engines.table_rows import BF16, INT8, is_rounded, rounded
 
 WIDTHS = (1, 1, 3, 4, 8, 16, 33, 64, 130, 300)
 
@@ -96,13 +96,15 @@ def spec_of(chance: np.random.Generator, dtype: str, some_rows: list[int]) -> tu
     return Columns(placed, ((rows, left), (rows, last[2])), dtype), inputs
 
 
-def every_kind(chance: np.random.Generator) -> tuple[Columns, list[torch.Tensor]]:
+def every_kind(chance: np.random.Generator, kind: str) -> tuple[Columns, list[torch.Tensor]]:
     """Columns of one row of a table, narrow and in pieces; bags in pieces; and a sum over tables; the tables for rows that are packed."""
     rows, inputs, segments, left = 3, list[torch.Tensor](), list[Segment](), 0
 
     def looked_up(width: int, count: int) -> Term:
         inputs.append(torch.from_numpy(chance.integers(0, 9, (rows, count))))
-        inputs.append(torch.from_numpy(rounded("table", chance.standard_normal((9, width)).astype(np.float32))[0]))
+        inputs.append(
+            torch.from_numpy(rounded("table", chance.standard_normal((9, width)).astype(np.float32), kind)[0])
+        )
         return Term(len(inputs) - 2, len(inputs) - 1, step=count, count=count)
 
     for width, counts in ((8, (1,)), (300, (1,)), (130, (2,)), (16, (1, 2, 3))):
@@ -128,17 +130,17 @@ def in_one_block(inputs: list[torch.Tensor], chosen: list[int]) -> list[torch.Te
 
 
 def in_host_memory(
-    chance: np.random.Generator, spec: Columns, inputs: list[torch.Tensor], share: float = 0.7
+    chance: np.random.Generator, spec: Columns, inputs: list[torch.Tensor], kind: str, share: float = 0.7
 ) -> list[torch.Tensor]:
     """The same tensors, some of the tables in the host's memory with a cache of some of their rows for each width."""
     result, device = list(inputs), inputs[0].device
     numbers = {
         term.table for segment in spec.segments for term in segment.terms if term.table >= 0 and not term.weighted
     }
-    groups: dict[tuple[int, bool], list[int]] = {}
+    groups: dict[tuple[int, str], list[int]] = {}
     for number in sorted(numbers):
         if chance.random() < share:
-            packs = bool(is_rounded(to_numpy(inputs[number])) and chance.random() < share + 0.1)
+            packs = kind if is_rounded(to_numpy(inputs[number]), kind) and chance.random() < share + 0.1 else ""
             groups.setdefault((inputs[number].shape[1], packs), []).append(number)
     for (_, packs), numbers in groups.items():
         arrays = [to_numpy(inputs[number]) for number in numbers]
@@ -148,13 +150,16 @@ def in_host_memory(
     return result
 
 
-def with_rounded_rows(chance: np.random.Generator, spec: Columns, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same tensors, the rows of some tables of float32 as int8 with a scale can have them."""
+def with_rounded_rows(
+    chance: np.random.Generator, spec: Columns, inputs: list[torch.Tensor], kind: str
+) -> list[torch.Tensor]:
+    """The same tensors, the rows of some tables of float32 as int8 with a scale, or bf16, can have them."""
     result = list(inputs)
     for number in sorted({term.table for segment in spec.segments for term in segment.terms if term.table >= 0}):
         table = inputs[number]
-        if table.dtype == torch.float32 and table.isfinite().all() and chance.random() < 0.6:
-            result[number] = torch.from_numpy(rounded("table", table.numpy())[0])
+        finite = kind == BF16 or table.isfinite().all()
+        if table.dtype == torch.float32 and finite and chance.random() < 0.6:
+            result[number] = torch.from_numpy(rounded("table", table.numpy(), kind)[0])
     return result
 
 
@@ -193,7 +198,7 @@ def main() -> None:
     device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
     chance = np.random.default_rng(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     tries = int(sys.argv[1])
-    interpreted, hits, packed = device.type == "cpu", 0, 0
+    interpreted, hits, packed = device.type == "cpu", 0, set[str]()
     if interpreted:
         host_tables.can_launch = lambda _: True
     host_tables._EVERY, host_tables._NOTES, host_tables._NOTES_OF_CPU = 1, 1 << 12, 1 << 12
@@ -201,18 +206,19 @@ def main() -> None:
         dtype = str(chance.choice(["float32", "float64", "float16", "bfloat16"]))
         # Fewer programs, of larger tiles, and fewer rows where each takes an interpreter milliseconds.
         embedding.PROGRAMS = 1 if interpreted else int(chance.choice([1, 264, 10_000]))
-        if number:
+        kind = (INT8, BF16)[number % 2]
+        if number > 1:
             spec, inputs = spec_of(chance, dtype, [1, 2, 5] if interpreted else [1, 2, 5, 64, 100])
-            inputs, share = with_rounded_rows(chance, spec, inputs), 0.7
+            inputs, share = with_rounded_rows(chance, spec, inputs, kind), 0.7
         else:
-            (spec, inputs), share, dtype = every_kind(chance), 1.0, "float32"
+            (spec, inputs), share, dtype = every_kind(chance, kind), 1.0, "float32"
         expected = expected_of(spec, inputs)
         result = str(chance.choice([dtype, "float16", "bfloat16"])) if dtype == "float32" else dtype
         sources = sorted({term.source for segment in spec.segments for term in segment.terms})
         tables = Device.of(device).owned(HostTables)
         for shared in ([], sources, sources[1:]):
             given = in_one_block([tensor.to(device) for tensor in inputs], shared)
-            given = in_host_memory(chance, spec, given, share) if shared or interpreted else given
+            given = in_host_memory(chance, spec, given, kind, share) if shared or interpreted else given
             places = {number: place for number, one in enumerate(given) if (place := tables.find(one)) is not None}
             steps = 3 if places else 2
             expected_counts = [0, 0]
@@ -236,9 +242,9 @@ def main() -> None:
             told = [sum(one[at] for one in counts) for at in range(2)]
             assert told == expected_counts, f"{spec}\n{counts} {expected_counts}"
             hits += told[0]
-            packed += any(place.packed for place in places.values())
+            packed |= {place.packed for place in places.values()}
     assert hits, "no row was found in a cache"
-    assert packed, "no rows were packed"
+    assert packed >= {INT8, BF16}, "no rows were packed"
     sys.stdout.write(f"{tries} agree\n")
 
 
