@@ -10,7 +10,7 @@ from msplit import rules
 from msplit.core.graph import Assignment
 from msplit.errors import AssignError, RulesError
 from msplit.rules.manual import Manual
-from msplit.rules.propagate import Propagate
+from msplit.rules.auto import Propagate
 from tests.graphs import by_name, parse
 
 HEAD = "version: 1\nstreams: 3\n"
