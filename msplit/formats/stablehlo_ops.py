@@ -387,10 +387,8 @@ def _convolution(step: Step) -> Made:
     )
     padding = step.numbers("padding", [0] * 2 * count)
     groups = step.number("feature_group_count", 1)
-    plain = (
-        not any(step.numbers("window_reversal")) and step.number("batch_group_count", 1) == 1 and not len(step.args) > 2
-    )
-    if count not in (1, 2) or not plain or not _is_float(dtype):
+    turns = any(step.numbers("window_reversal")) or step.number("batch_group_count", 1) != 1
+    if count not in (1, 2) or turns or len(step.args) > 2 or not _is_float(dtype):
         return None
     x, kernel = (one if one.dtype == dtype else body.each("Cast", one, DstT=dtype) for one in (x, kernel))
     x = _transposed(body, x, [dims.input_batch_dimension, *axes, dims.input_feature_dimension])
@@ -415,6 +413,15 @@ def _convolution(step: Step) -> Made:
         inside = [0, *(by - 1 for by in spread), 0]
         x = _padded(body, x, body.like(0, x), [0, *low, 0], [0, *high, 0], inside, (x.shape[0], *wider, x.shape[3]))
         low, high = [0, 0], [0, 0]
+    made = _image_convolution(body, x, kernel, groups, result, (strides, dilation, low, high))
+    if count == 1:
+        made = body.add("Squeeze", [made], (made.shape[0], *made.shape[2:]), squeeze_dims=(1,))
+    return _transposed(body, made, [turned.index(axis) for axis in range(count + 2)])
+
+
+def _image_convolution(body: Body, x: Value, kernel: Value, groups: int, result: Shape, window: Sequence[Any]) -> Value:
+    """A convolution of an image: by channel where each has a kernel of its own, which TensorFlow takes for equal strides only."""
+    strides, dilation, low, high = window
     edges = (0, 0, *(edge for pair in zip(low, high, strict=True) for edge in pair), 0, 0)
     attrs: dict[str, Any] = {"strides": (1, *strides, 1), "dilations": (1, *dilation, 1), "data_format": "NHWC"}
     attrs |= {"padding": "EXPLICIT", "explicit_paddings": edges} if any(edges) else {"padding": "VALID"}
@@ -422,12 +429,8 @@ def _convolution(step: Step) -> Made:
     if groups > 1 and groups == channels and kernel.shape[2] == 1 and strides[0] == strides[1]:
         size = (*kernel.shape[:2], channels, (kernel.shape[3] or 0) // groups)
         kernel = body.add("Reshape", [kernel, ints(*map(known, size))], size)
-        made = body.add("DepthwiseConv2dNative", [x, kernel], result, **attrs)
-    else:
-        made = body.add("Conv2D", [x, kernel], result, **attrs)
-    if count == 1:
-        made = body.add("Squeeze", [made], (made.shape[0], *made.shape[2:]), squeeze_dims=(1,))
-    return _transposed(body, made, [turned.index(axis) for axis in range(count + 2)])
+        return body.add("DepthwiseConv2dNative", [x, kernel], result, **attrs)
+    return body.add("Conv2D", [x, kernel], result, **attrs)
 
 
 REDUCED = {"add": "Sum", "multiply": "Prod", "maximum": "Max", "minimum": "Min", "and": "All", "or": "Any"}
@@ -525,6 +528,21 @@ def _same_extreme(block: Any) -> bool:
     return all(list(one.operands) == operands for one, operands in wired)
 
 
+def _cumulative(
+    step: Step, kind: str, window: Sequence[int], strides: Sequence[int], padding: Sequence[int]
+) -> Value | None:
+    """A cumulative sum, whose windows are as long as the one axis that they are of; None where they are others."""
+    x, rank = step.args[0], len(window)
+    (moved, *more) = [axis for axis in range(rank) if window[axis] != 1] or [0]
+    size, edges = x.shape[moved], tuple(padding[2 * moved : 2 * moved + 2])
+    if more or kind != "add" or any(one != 1 for one in strides) or size is None or window[moved] != size:
+        return None
+    if edges not in ((size - 1, 0), (0, size - 1)) or sum(padding) != sum(edges) or min(padding) < 0:
+        return None
+    # A reversed sum would be (0, size - 1); both are the same for one element.
+    return step.body.add("Cumsum", [x, position(moved)], step.shape, reverse=bool(edges[1]) and size > 1)
+
+
 def _reduce_window(step: Step) -> Made:
     """Pooling over windows of an image, and cumulative sums, which JAX writes as windows as long as the axis."""
     if len(step.args) != 2:
@@ -538,41 +556,26 @@ def _reduce_window(step: Step) -> Made:
     low, high = padding[::2], padding[1::2]
     if dilated or not _identity(kind, start):
         return None
-    (moved, *more) = [axis for axis in range(rank) if window[axis] != 1] or [0]
-    size = x.shape[moved]
-    if (
-        not more
-        and kind == "add"
-        and strides == ones
-        and size is not None
-        and window[moved] == size
-        and (low[moved], high[moved]) in ((size - 1, 0), (0, size - 1))
-    ):
-        return body.add("Cumsum", [x, position(moved)], shape, reverse=bool(high[moved]) and size > 1)
-    # A reversed sum would be (0, size - 1); both are the same for one element.
+    made = _cumulative(step, kind, window, strides, padding)
+    if made is not None:
+        return made
     outside = [axis for axis in (0, rank - 1) if window[axis] != 1 or strides[axis] != 1 or low[axis] or high[axis]]
     if kind not in ("maximum", "add") or rank not in (3, 4) or outside or not _is_float(x.dtype) or min(padding) < 0:
         return None
-    x = _padded(
-        body,
-        x,
-        start if not start.shape else body.like(0, x),
-        low,
-        high,
-        [0] * rank,
-        (x.shape[0], *[None] * (rank - 2), x.shape[-1]),
-    )
+    fill, padded = body.like(0, x) if start.shape else start, (x.shape[0], *[None] * (rank - 2), x.shape[-1])
+    x = _padded(body, x, fill, low, high, [0] * rank, padded)
+    return _pooled(body, x, kind, window, strides, shape)
+
+
+def _pooled(body: Body, x: Value, kind: str, window: list[int], strides: list[int], shape: Shape) -> Value:
+    """The largest or the sum of each window of an image, or of a row as an image of one row."""
+    rank = len(shape)
     if rank == 3:
         x = body.add("ExpandDims", [x, position(1)], (x.shape[0], 1, *x.shape[1:]))
         window, strides = [1, 1, *window[1:]], [1, 1, *strides[1:]]
     result = shape if rank == 4 else (shape[0], 1, *shape[1:])
-    attrs: dict[str, Any] = {
-        "ksize": tuple(window),
-        "strides": tuple(strides),
-        "padding": "VALID",
-        "data_format": "NHWC",
-    }
-    made = body.add("MaxPool" if kind == "maximum" else "AvgPool", [x], result, **attrs)
+    attrs: dict[str, Any] = {"strides": tuple(strides), "padding": "VALID", "data_format": "NHWC"}
+    made = body.add("MaxPool" if kind == "maximum" else "AvgPool", [x], result, ksize=tuple(window), **attrs)
     if kind == "add":
         made = body.each("Mul", made, body.like(int(np.prod(window)), made))
     return made if rank == 4 else body.add("Squeeze", [made], shape, squeeze_dims=(1,))
@@ -585,33 +588,17 @@ def _gather(step: Step) -> Made:
     x, at = step.args[:2]
     body, shape = step.body, step.shape
     dims = stablehlo.GatherDimensionNumbers(step.op.attributes["dimension_numbers"])
-    sizes = (
-        step.numbers("slice_sizes")
-        if len(step.args) < 3
-        else [
-            -1 if v is None else int(v)
-            for v in (step.args[2].array if step.args[2].array is not None else [None] * len(x.shape))
-        ]
-    )
+    sizes = _slice_sizes(step)
     offset, gone, axes = list(dims.offset_dims), list(dims.collapsed_slice_dims), list(dims.start_index_map)
     batch = [list(dims.operand_batching_dims), list(dims.start_indices_batching_dims)]
     rank, inner = len(x.shape), len(at.shape)
     vector = dims.index_vector_dim
     kept = [axis for axis in range(rank) if axis not in gone and axis not in batch[0]]
-    full = all(sizes[axis] == x.shape[axis] or (x.shape[axis] is None and sizes[axis] < 0) for axis in kept)
-    if (
-        sorted(gone) != sorted(axes)
-        or not full
-        or any(sizes[axis] != 1 for axis in axes)
-        or vector not in (inner - 1, inner)
-        or not axes
-    ):
-        return None
     last = at.shape[-1] if vector == inner - 1 else 1
-    if last != len(axes) or at.dtype not in ("int32", "int64") or any(x.shape[axis] is None for axis in axes):
+    if vector not in (inner - 1, inner) or last != len(axes) or not _takes_single(x, sizes, kept, gone, axes):
         return None
-    ends = [(x.shape[axis] or 1) - 1 for axis in axes]
-    if min(ends) < 0:
+    ends = [(x.shape[axis] or 0) - 1 for axis in axes]
+    if at.dtype not in ("int32", "int64") or min(ends) < 0:
         return None
     top = constant(np.array(ends if len(ends) > 1 else ends[0], numpy_type(at.dtype)))
     lead = list(range(len(batch[0])))
@@ -626,19 +613,35 @@ def _gather(step: Step) -> Made:
         return None
     if vector == inner - 1:
         places = body.add("Squeeze", [places], at.shape[:-1], squeeze_dims=(inner - 1,))
-    count, axis = len(places.shape) - len(lead), axes[0]
-    # GatherV2 puts the axes of positions where the axis was; the module names places for those of slices.
-    made_axes = [
-        *lead,
-        *(("slice", a) for a in kept if a < axis),
-        *(("at", n) for n in range(count)),
-        *(("slice", a) for a in kept if a > axis),
-    ]
-    slices, others = iter(("slice", a) for a in kept), iter([*lead, *(("at", n) for n in range(count))])
-    wanted = [next(slices) if number in offset else next(others) for number in range(len(shape))]
-    unknown: Shape = (None,) * len(shape)
-    made = body.add("GatherV2", [x, places, position(axis)], unknown, batch_dims=len(lead))
-    return replace(_transposed(body, made, [made_axes.index(one) for one in wanted]), shape=shape)
+    made = body.add("GatherV2", [x, places, position(axes[0])], (None,) * len(shape), batch_dims=len(lead))
+    turned = _gathered_axes(lead, kept, len(places.shape) - len(lead), axes[0], offset)
+    return replace(_transposed(body, made, turned), shape=shape)
+
+
+def _takes_single(
+    x: Value, sizes: Sequence[int], kept: Sequence[int], gone: Sequence[int], axes: Sequence[int]
+) -> bool:
+    """True if a gather takes single positions of the axes that it indexes, and all of those that it keeps."""
+    full = all(sizes[axis] == x.shape[axis] or (x.shape[axis] is None and sizes[axis] < 0) for axis in kept)
+    return bool(axes) and full and sorted(gone) == sorted(axes) and all(sizes[axis] == 1 for axis in axes)
+
+
+def _slice_sizes(step: Step) -> list[int]:
+    """Sizes of the slices of a gather, -1 for those that only the run knows."""
+    if len(step.args) < 3:
+        return step.numbers("slice_sizes")
+    given = step.args[2].array
+    return [-1] * len(step.args[0].shape) if given is None else [int(one) for one in given]
+
+
+def _gathered_axes(lead: Sequence[int], kept: Sequence[int], count: int, axis: int, offset: Sequence[int]) -> list[int]:
+    """Per axis of the gather's result that of GatherV2, which puts the axes of positions where the axis was; `offset`: of slices."""
+    slices = [("slice", a) for a in kept]
+    places = [("at", n) for n in range(count)]
+    made = [*lead, *(one for one in slices if one[1] < axis), *places, *(one for one in slices if one[1] > axis)]
+    next_slice, others = iter(slices), iter([*lead, *places])
+    wanted = [next(next_slice) if number in offset else next(others) for number in range(len(made))]
+    return [made.index(one) for one in wanted]
 
 
 def _sort(step: Step) -> Made:
