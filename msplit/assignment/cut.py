@@ -371,7 +371,7 @@ def with_lengths(flat: FlatGraph, proof: LengthProof, folder: Path) -> tuple[Fla
         end = Endpoint(name, name, 0, "int32", (None,))
         describe(meta.signature_def[str(model.signature)].inputs[name], end, end.tensor)
     where = path / SAVED_MODEL_FILES[model.format.is_text] if model.is_saved_model else path
-    where.write_bytes(message.SerializeToString(deterministic=True))
+    atomic.write_bytes_atomic(where, message.SerializeToString(deterministic=True), force=True)
     return load(path, record=False, outputs=outputs), name
 
 

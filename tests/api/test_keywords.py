@@ -55,7 +55,7 @@ def test_only_a_bench_is_told_what_is_compared() -> None:
             lambda: msplit.Trainer(SAMPLE.with_name("training.meta"), fetches=["loss/value"], tune=1),
             r"Trainer has no keyword 'tune'",
         ),
-        (lambda: msplit.prepare(SAMPLE, zzz=1), r"it has: variant, .*streams"),
+        (lambda: msplit.prepare(SAMPLE, zzz=1), r"it has: lengths, variant, .*streams"),
         (lambda: msplit.prepare(SAMPLE, capture="no"), r"capture is 'no'\n  fix: give True or False"),
         (lambda: msplit.prepare(SAMPLE, shapes=[1]), r"shapes: \[1\] is no dictionary"),
         (lambda: msplit.prepare(SAMPLE, device=5), "device: 5 is no text"),

@@ -124,7 +124,7 @@ def test_what_somebody_else_could_have_changed_is_not_opened(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema_version": 0}, "the build is not one of version 2, but of 0"),
+        ({"schema_version": 0}, "made by msplit of another version"),
         ({"rungs": []}, "does not name the files of a build"),
         ({"files": {"program": [1, "no hash"]}}, r"`files.program\[1\]` is not a SHA-256 in hexadecimal digits"),
         ({"capture": 1}, "`capture` is neither true nor false"),

@@ -52,7 +52,7 @@ def test_rows_of_the_host_are_those_of_the_gpu(how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("missed", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64", "int8", "bf16"])
 def test_rows_are_right_to_the_bit_however_many_the_cache_misses(kind: str, missed: float) -> None:
     """Of columns that are loaded by 16 bytes and others, of one id a row and bags, in tiles of several shapes."""
     chance, device = np.random.default_rng(0), torch.device("cuda", torch.cuda.current_device())

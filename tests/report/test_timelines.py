@@ -7,6 +7,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,8 +169,22 @@ TOOL = shutil.which("trace_processor") or shutil.which("trace_processor_shell")
 
 @pytest.fixture(scope="module")
 def traced() -> tuple[msplit.FlatGraph, msplit.Bench]:
+    """A traced step on one stream and on three, with times of its own: which stream waits for long is not left to the machine."""
     pytest.importorskip("torch")
-    return measured("mmoe_small.pb", engine="cuda", device="cpu", streams=(1, 3))
+    flat, bench = measured("mmoe_small.pb", engine="cuda", device="cpu", streams=(1, 3))
+    return flat, replace(bench, traced=tuple(replace(one, timeline=timed(one.timeline)) for one in bench.traced))
+
+
+def timed(timeline: Timeline) -> Timeline:
+    """The same step where each span begins when its stream is free and what it waits for is over; what is waited for is long."""
+    spans, free, awaited = list(timeline.spans), dict[int, float](), {before for before, _ in timeline.waits}
+    for position in sorted(range(len(spans)), key=lambda one: spans[one].start_us):
+        span = spans[position]
+        over = [spans[before].end_us for before, after in timeline.waits if after == position]
+        start = max([free.get(span.stream, 0.0), *over])
+        free[span.stream] = start + (50 if position in awaited else 1)
+        spans[position] = replace(span, start_us=start, end_us=free[span.stream])
+    return replace(timeline, spans=tuple(spans))
 
 
 def tables(found: dict[str, Any]) -> sqlite3.Connection:

@@ -16,6 +16,7 @@ import msplit
 from msplit.analysis.rows import lengths
 from msplit.assignment.cut import with_lengths
 from msplit.errors import EngineError, MsplitError
+from msplit.report.contents import build_document
 from tests.campaign import examples
 
 torch = pytest.importorskip("torch")
@@ -240,6 +241,7 @@ def runner(flat: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.T
         ]
         with pytest.raises(MsplitError, match="several lengths"):
             msplit.pool(path)
+        assert [command for command, _ in build_document(made).following] == ["msplit bench"]
         with msplit.open(path) as opened:
             yield opened
     else:

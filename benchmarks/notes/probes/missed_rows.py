@@ -69,8 +69,8 @@ def copy_rows(addresses, out, count, ROWS: tl.constexpr, WIDTH: tl.constexpr, WI
     tl.store(out + row[:, None].to(tl.int64) * WIDTH + column[None, :], values, mask=here[:, None])
 
 
-def timed(runs, turns=5):
-    """Median µs of each of some functions, by turns, on the device's clock."""
+def times_of(runs, turns):
+    """µs of each of some functions, by turns, on the device's clock; on the CPU a turn by the host's."""
     gpu = DEVICE.type == "cuda"
     turns = turns if gpu else 1
     times = [[] for _ in runs]
@@ -86,7 +86,12 @@ def timed(runs, turns=5):
             begin = time.perf_counter()
             run()
             times[at].append((time.perf_counter() - begin) * 1e6)
-    return [statistics.median(one) for one in times]
+    return times
+
+
+def timed(runs, turns=5):
+    """Median µs of each of some functions."""
+    return [statistics.median(one) for one in times_of(runs, turns)]
 
 
 def graphed(run):

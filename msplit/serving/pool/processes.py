@@ -115,10 +115,10 @@ class ProcessSteps(PoolSteps):
         """Refuses a request where as many wait as may, here and in the processes."""
         queue = self.scheduler.queue
         count = queue.count + sum(line.waiting() for member in self._members if (line := member.line) is not None)
-        if count >= self._settings.max_queue:
+        if count >= (most := self._settings.max_queue):
             queue.refused += 1
             raise Busy(
-                f"{count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
+                f"{most} requests wait already, the most that may", fix="send it again later, or raise max_queue"
             )
 
     def _freest(self, level: int) -> ProcessLine | None:

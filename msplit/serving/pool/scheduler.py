@@ -393,7 +393,7 @@ class Queue:
         if self._most and self.count >= self._most and not (again or request.admitted):
             self.refused += 1
             raise Busy(
-                f"{self.count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
+                f"{self._most} requests wait already, the most that may", fix="send it again later, or raise max_queue"
             )
         lines = self._lines[request.level]
         if not lines:

@@ -334,3 +334,11 @@ def test_requests_that_are_put_back_may_have_one_deadline() -> None:
         queue.put(one, again=True)
     assert queue.expired(8.0) == []
     assert sorted(one.since for one in queue.expired(10.0)) == [one.since for one in first]
+
+
+def test_a_full_queue_says_how_many_may_wait_whatever_was_put_back() -> None:
+    queue = Queue(1, BATCHES, most=2)
+    for _ in range(3):
+        queue.put(request(), again=True)
+    with pytest.raises(Busy, match=r"^2 requests wait already, the most that may"):
+        queue.put(request())

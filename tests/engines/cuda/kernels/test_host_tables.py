@@ -21,6 +21,7 @@ from msplit.engines.cuda.kernels import host_tables
 from msplit.engines.cuda.kernels.embedding import Columns, Segment, Term, fill
 from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache, divided
 from msplit.engines.cuda.ops.embedding import empty_outputs
+from msplit.engines.table_rows import ROWS
 from msplit.errors import EngineError
 from tests.campaign import examples
 
@@ -245,20 +246,20 @@ def looked_up(
     Args:
         chance: Source of all that is random.
         device: See above.
-        columns: Elements of a row, ids of a row of the batch and type of each; the type int8 is that of rows with a scale.
+        columns: Elements of a row, ids of a row of the batch and type of each; the types int8 and bf16 are those of packed rows.
         rows: Of the batch.
         cached: Share of the rows of tables that their caches have.
         sizes: How many rows tables have.
     """
-    dtype = next((kind for _, _, kind in columns if kind != "int8"), "float32")
+    dtype = next((kind for _, _, kind in columns if kind not in ROWS), "float32")
     element, tables = getattr(torch, dtype), Device.of(device).owned(HostTables)
     inputs, segments, wanted, left = list[torch.Tensor](), list[Segment](), list[torch.Tensor](), 0
     found, total = dict[int, int](), dict[int, int]()
     width_of_all, caches = sum(width for width, _, _ in columns), dict[int, RowCache]()
     for width, count, kind in columns:
-        size, packs = int(chance.choice(sizes)), kind == "int8" and dtype == "float32"
+        size, packs = int(chance.choice(sizes)), kind if kind in ROWS and dtype == "float32" else ""
         table = torch.from_numpy(chance.integers(-8, 8, (size, width))).to(element)
-        table[:, 0] = 127 if packs else table[:, 0]  # the scale is 1
+        table[:, 0] = 127 if packs == "int8" else table[:, 0]  # the scale is 1
         (hosted,) = tables.cached([to_numpy(table)], size, packs)
         place = tables.find(hosted)
         assert place is not None
@@ -302,7 +303,7 @@ def put(cache: RowCache, rows: torch.Tensor) -> None:
 def test_the_kernel_gives_rows_to_the_bit_whatever_the_cache_has(data: st.DataObject) -> None:
     """Duplicates, ids that no table has, no rows at all, one id a row and bags, of each type, with all found, none, and some."""
     dtype = data.draw(st.sampled_from(["float32", "float32", "float16", "bfloat16", "float64"]))
-    kinds = st.sampled_from([dtype, "int8"] if dtype == "float32" else [dtype])
+    kinds = st.sampled_from([dtype, data.draw(st.sampled_from([*ROWS]))] if dtype == "float32" else [dtype])
     widths = st.sampled_from([1, 4, 8, 12, 33, 128, 132])
     columns = data.draw(st.lists(st.tuples(widths, st.sampled_from([1, 1, 2, 5, 40]), kinds), min_size=1, max_size=4))
     device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
