@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msplit.core.graph import Argument, BrokenInput, Function, Graph, numbered
-from msplit.formats import stablehlo, stablehlo_ops
+from msplit.formats import stablehlo
 from msplit.formats.decode import AttrTable, NodeAttrs, connect, interned, to_graph
+from msplit.formats.stablehlo_ops import ELEMENTS
+from msplit.formats.stablehlo_windows import WINDOWS
 from msplit.formats.tensors import dtype_name, dtype_number
 from msplit.opset import schema
 
@@ -59,7 +61,7 @@ class Library(Mapping[str, Function]):
     def __getitem__(self, name: str) -> Function:
         function = self._decoded.get(name)
         if function is None and name in self._modules:
-            self._decoded.update(stablehlo.functions_of(name, self._modules[name], self, stablehlo_ops.READERS))
+            self._decoded.update(stablehlo.functions_of(name, self._modules[name], self, {**ELEMENTS, **WINDOWS}))
             function = self._decoded[name]
         if function is None and name not in self._encoded:
             function = self._gradient(name)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+from msplit.engines.base import Arrays
 from msplit.serving.server import decode, examples, messages
 from msplit.serving.server import service as methods
 from msplit.serving.server.models import VersionState
@@ -15,7 +16,6 @@ from msplit.serving.server.rpc import PATHS, SERVICES
 from msplit.serving.server.service import (
     LARGE,
     SERVER,
-    Arrays,
     InferenceRequest,
     RequestContext,
     Service,

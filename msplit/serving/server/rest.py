@@ -20,10 +20,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from msplit.engines.base import Arrays
 from msplit.serving.server import examples, exchange, json_body, messages, service, tensors
 from msplit.serving.server.logs import traced
 from msplit.serving.server.models import Version
-from msplit.serving.server.service import Arrays, InferenceRequest, RequestContext, Service, told
+from msplit.serving.server.service import InferenceRequest, RequestContext, Service, told
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid
 
 SILENCE = 15.0
