@@ -31,10 +31,8 @@ from msplit.engines.tensorflow.placed import expanded
 from msplit.errors import LoadError, MsplitError, RulesError
 from msplit.escape import html, line
 from msplit.flatten.build import body, flatten
-from msplit.flatten.flat import Conflict, FlatGraph, among, original, to_ids, with_ids
-from msplit.formats.functions import holds_modules
+from msplit.flatten.flat import Conflict, FlatGraph, among, to_ids, with_ids
 from msplit.formats.model import AssignmentRecord, RecordedProfile, RecordedRules
-from msplit.formats.stablehlo import CALL_MODULE
 from msplit.formats.tensors import fits
 from msplit.formats.writer import WriteReport
 from msplit.progress import phase
@@ -169,26 +167,7 @@ def save(
             for name in names
             if name not in stay.get(function, ())
         }
-        written = formats.write(flat.model, {**gone, **named}, Path(out), force=force, record=record)
-        return replace(written, warnings=(*written.warnings, *_lost(flat, wanted))), conflicts
-
-
-def _lost(flat: FlatGraph, ids: Ints) -> tuple[str, ...]:
-    """A warning of ids that the file has no place for: those of nodes inside of the module of an `XlaCallModule` node."""
-    if not holds_modules(flat.model.graph.functions):
-        return ()
-    nodes = [
-        node
-        for node in np.flatnonzero(ids >= 0).tolist()
-        if original(flat, int(flat.origin_function[node]), int(flat.origin_node[node]))[2]
-        == CALL_MODULE
-        != flat.graph.ops[node]
-    ]
-    text = (
-        f"{len(nodes):,} nodes are inside of a module that JAX wrote (XlaCallModule), where the file has no place for ids: theirs are not "
-        "in it; --emit json PATH writes all ids"
-    )
-    return (text,) if nodes else ()
+        return formats.write(flat.model, {**gone, **named}, Path(out), force=force, record=record), conflicts
 
 
 def strip(flat: FlatGraph | str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False) -> WriteReport:

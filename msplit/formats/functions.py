@@ -7,12 +7,16 @@ signature of the node's op.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from msplit.core.graph import Argument, BrokenInput, Function, Graph, numbered
 from msplit.formats import stablehlo
 from msplit.formats.decode import AttrTable, NodeAttrs, connect, interned, to_graph
+from msplit.formats.model import STREAM_ID
 from msplit.formats.stablehlo_ops import ELEMENTS
 from msplit.formats.stablehlo_windows import WINDOWS
 from msplit.formats.tensors import dtype_name, dtype_number
@@ -87,6 +91,34 @@ class Library(Mapping[str, Function]):
         self._modules.setdefault(name, attrs)
         return name
 
+    def set_ids(self, graph: Graph, ids: Mapping[str, Mapping[str, int]]) -> str | None:
+        """Gives nodes inside of modules of a graph, and of the library, ids that were kept elsewhere. Returns why it can not, or None.
+
+        Args:
+            graph: The graph around the library, which nobody has looked into yet.
+            ids: By function, as `module` names it, and node.
+        """
+        for body in (graph, *(self[name].body for name in self._encoded)):
+            for number in np.flatnonzero(body.with_ops({stablehlo.CALL_MODULE})).tolist():
+                self.module(body.attrs[number])
+        for name, of_nodes in ids.items():
+            if name not in self._modules:
+                without = "" if stablehlo.installed() else " without jaxlib"
+                return f"it has ids for a module that is not there, or is not looked into{without}"
+            if not of_nodes.keys() <= self[name].body.index.keys():
+                return "it has ids for nodes that a module is not read as any more"
+        for name, of_nodes in ids.items():
+            body, attrs = self[name].body, list(self[name].body.attrs)
+            for node, stream in of_nodes.items():
+                attrs[body.index[node]] = {**attrs[body.index[node]], STREAM_ID: stream}
+            self._decoded[name] = replace(self[name], body=replace(body, attrs=attrs))
+        return None
+
+    @property
+    def encoded(self) -> Container[str]:
+        """Names of the functions of the file."""
+        return self._encoded
+
     def _gradient(self, name: str) -> Function | None:
         """The gradient of a function by the name that `gradient_of` gives it; None for another name, and where TensorFlow has none."""
         if name not in self._gradients and name.startswith(_GRADIENT_OF):
@@ -122,10 +154,10 @@ class Library(Mapping[str, Function]):
         return Function(name, body, tuple(parameters), tuple(results))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._encoded)
+        return iter([*self._encoded, *(name for name in self._decoded if name in self._modules)])
 
     def __len__(self) -> int:
-        return len(self._encoded)
+        return len(list(iter(self)))
 
     def output_arguments(self, name: str) -> tuple[str, ...]:
         """Names of the results of a function, without decoding its body."""
@@ -135,6 +167,11 @@ class Library(Mapping[str, Function]):
 def holds_modules(functions: Mapping[str, Function]) -> bool:
     """True if modules of `XlaCallModule` nodes were looked into: TensorFlow runs each as a whole, and knows no node inside of it."""
     return isinstance(functions, Library) and functions.has_modules
+
+
+def modules_of(functions: Mapping[str, Function]) -> tuple[str, ...]:
+    """Functions that modules were read as: the model's file does not hold them, nor their ids."""
+    return tuple(name for name in functions if name not in functions.encoded) if isinstance(functions, Library) else ()
 
 
 def _decode(encoded: Any, library: Library) -> Function:

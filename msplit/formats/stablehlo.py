@@ -308,9 +308,12 @@ def _run(body: Body, block: Any, scope: Scope) -> list[Value]:
             return [scope[value] for value in op.operands]
         body.scope = _scope(outer, str(op.location))
         step = Step(body, op, scope, [scope[value] for value in op.operands])
-        made = module.readers.get(name.removeprefix("stablehlo."), _opaque)(step)
-        values = _opaque(step) if made is None else [made] if isinstance(made, Value) else made
-        scope.update(zip(op.results, values, strict=True))
+        try:
+            made = module.readers.get(name.removeprefix("stablehlo."), _opaque)(step)
+            values = _opaque(step) if made is None else [made] if isinstance(made, Value) else made
+            scope.update(zip(op.results, values, strict=True))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+            raise module.error(f"has an operation {name} that can not be read: {problem}") from problem
     raise module.error("has a block without an end")
 
 

@@ -68,8 +68,10 @@ def is_float(dtype: str) -> bool:
 def _unary(step: Step) -> Made:
     value, name = step.args[0], step.op.operation.name.removeprefix("stablehlo.")
     if name == "sign" and is_float(value.dtype):  # NaN and -0 stay
-        signed = step.body.each("Sign", value)
-        return step.body.each("SelectV2", step.body.each("IsNan", value), value, signed)
+        apart = step.body.each("Greater", step.body.each("Abs", value), step.body.like(0, value))
+        return step.body.each("SelectV2", apart, step.body.each("Sign", value), value)
+    if name == "logistic" and not is_float(value.dtype):
+        return None  # of an infinite complex number it is another one
     return step.body.each(UNARY[name], value)
 
 
@@ -159,6 +161,8 @@ def _convert(step: Step) -> Made:
     (x,), body, (dtype, _) = step.args, step.body, step.type
     if x.dtype == dtype:
         return x
+    if "complex" in x.dtype and "complex" not in dtype:
+        x = body.each("Real", x)
     if x.array is not None and not (is_float(x.dtype) and not is_float(dtype)):
         return replace(x, dtype=dtype, source=None, array=x.array.astype(numpy_type(dtype)))
     if dtype == "bool":
@@ -190,7 +194,7 @@ def _constant(step: Step) -> Made:
         return replace(constant(scalar), shape=shape, sizes=ints(*map(int, map(known, shape))))
     if dtype in ("bfloat16", "float16") and not shape:
         return constant(np.asarray(found.get_splat_value().value, size))
-    raw = np.array(found)
+    raw = np.array([float(one) for one in found], np.float32) if dtype == "bfloat16" else np.array(found)
     array = raw.view(size) if raw.dtype.itemsize == np.dtype(size).itemsize and raw.dtype != size else raw.astype(size)
     return constant(array.reshape(tuple(map(known, shape))))
 
@@ -205,7 +209,7 @@ def _broadcast(step: Step) -> Made:
     if x.sizes is not None and x.source is None and x.array is not None and not x.array.shape:
         return replace(x, shape=shape, sizes=sizes)
     if sorted(dims) != dims:
-        return None
+        x, dims = transposed(body, x, sorted(range(len(dims)), key=dims.__getitem__)), sorted(dims)
     if x.array is not None and not x.shape:
         return replace(x, shape=shape, sizes=sizes)
     made = body.whole(x)

@@ -38,7 +38,7 @@ def test_the_engine_gives_what_tensorflow_gives_for_the_module(path):
 
     loaded = tf.saved_model.load(path)
     run, random = loaded.signatures["serving_default"], np.random.default_rng(0)
-    step = msplit.prepare(path, batch=4, device="cpu", effort="fast")
+    step = msplit.prepare(path, batch=4, engine="cuda", device="cpu", effort="fast")
     odd = np.array([np.nan, np.inf, -np.inf, -0.0, 3e9, -3e9, 2.5, -0.5, 2147483520.0, 1e-40], np.float32)
     for trial in range(3):
         feeds = {}
