@@ -53,6 +53,7 @@ class Library(Mapping[str, Function]):
         self._library, self._expand = library, expand
         self._gradients: dict[str, Function | None] = {}
         self._modules: dict[str, Mapping[str, Any]] = {}
+        self._looks_inside = True
         self._given_gradients = {given.function_name: given.gradient_func for given in library.gradient}
         self._encoded: dict[str, Any] = {}
         self._decoded: dict[str, Function] = {}
@@ -84,7 +85,7 @@ class Library(Mapping[str, Function]):
 
     def module(self, attrs: Mapping[str, Any]) -> str | None:
         """Name of the function that the module of an `XlaCallModule` node becomes, one for equal modules; None where it stays a node."""
-        if stablehlo.left_whole(attrs):
+        if not self._looks_inside or stablehlo.left_whole(attrs):
             return None
         what = repr([attrs.get(key) for key in ("module", "platforms", "Tin", "Tout")])
         name = f"module_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
@@ -113,6 +114,12 @@ class Library(Mapping[str, Function]):
                 attrs[body.index[node]] = {**attrs[body.index[node]], STREAM_ID: stream}
             self._decoded[name] = replace(self[name], body=replace(body, attrs=attrs))
         return None
+
+    def whole(self) -> Library:
+        """The same functions, with modules that stay nodes."""
+        library = Library(self._library, self._expand)
+        library._looks_inside = False
+        return library
 
     @property
     def encoded(self) -> Container[str]:
@@ -167,6 +174,14 @@ class Library(Mapping[str, Function]):
 def holds_modules(functions: Mapping[str, Function]) -> bool:
     """True if modules of `XlaCallModule` nodes were looked into: TensorFlow runs each as a whole, and knows no node inside of it."""
     return isinstance(functions, Library) and functions.has_modules
+
+
+def with_whole_modules(graph: Graph) -> Graph:
+    """A graph whose modules stay nodes."""
+    library = graph.functions
+    return (
+        replace(graph, functions=library.whole()) if isinstance(library, Library) and holds_modules(library) else graph
+    )
 
 
 def modules_of(functions: Mapping[str, Function]) -> tuple[str, ...]:

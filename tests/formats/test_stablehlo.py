@@ -1,12 +1,14 @@
 """Models that JAX wrote, which `tools/jax_models.py` makes: held against TensorFlow running the module itself."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import msplit
-from msplit.errors import LoadError
+from msplit.assignment import model
+from msplit.errors import EngineError, LoadError
 from msplit.formats import stablehlo
 from msplit.opset.schema import saved_model_pb2
 
@@ -97,3 +99,63 @@ def test_a_wrong_translation_does_not_verify(monkeypatch):
         next(one for one in MODELS if one.name == "equinox_gru"), engine="cuda", device="cpu", batch=2, streams=(1,)
     )
     assert found.result.failed
+
+
+def ids_of(flat):
+    return {
+        flat.graph.names[node]: flat.graph.attrs[node]["_stream_id"] for node in flat.graph.nodes_with("_stream_id")
+    }
+
+
+def test_ids_inside_of_a_module_are_kept_beside_the_model_and_read_back(tmp_path):
+    """TensorFlow's file has no place for them; a record that does not fit the model, or a module, gives none."""
+    towers, out = next(path for path in MODELS if path.name == "flax_towers"), tmp_path / "out"
+    assigned = msplit.assign(msplit.load(towers), "auto", streams=3)
+    report, _ = msplit.save(assigned.flat, assigned, out)
+    record = out / "assets.extra" / "msplit.json"
+    (ids,) = json.loads(record.read_text())["inside"].values()
+    assert set(ids.values()) == {0, 1, 2}
+    assert str(record) in report.notes[-1]
+    again = msplit.load(out)
+    kept = {again.graph.names[node].rpartition("XlaCallModule/")[2] for node in again.graph.nodes_with("_stream_id")}
+    assert kept >= ids.keys()
+    assert len(again.graph.nodes_with("_stream_id")) == report.set
+    assert ids_of(msplit.load(out, record=False)) == ids_of(again)
+    assert not msplit.check(out).findings
+    # Ids alone, without rules: those that were there count as set by hand.
+    plain = tmp_path / "plain"
+    msplit.save(again, assigned.outcome.ids, plain)
+    assert ids_of(msplit.load(plain)) == ids_of(again)
+    assert msplit.load(plain).model.record.by_hand
+    # What strips them takes these, too.
+    assert model.strip(out, tmp_path / "none").removed == report.set
+    assert not msplit.load(tmp_path / "none").graph.nodes_with("_stream_id")
+    # A node that the module has no more, or another module.
+    text = record.read_text()
+    for old, new in ((next(iter(ids)), "gone"), ('"module_', '"other_')):
+        record.write_text(text.replace(old, new))
+        found = msplit.load(out)
+        assert "it has ids for" in found.model.record_problem
+        assert found.model.record is None
+
+
+@pytest.mark.tf
+def test_a_cut_keeps_a_module_whole(tmp_path):
+    import tensorflow as tf
+
+    gru = next(path for path in MODELS if path.name == "equinox_gru")
+    names = [tensor.name for tensor in msplit.load(gru).outputs]
+    msplit.cut(gru, tmp_path / "out", outputs=names[:1])
+    value = tf.random.normal((2, 5, 4))
+    before, after = (
+        tf.saved_model.load(path).signatures["serving_default"](xs=value) for path in (gru, tmp_path / "out")
+    )
+    np.testing.assert_array_equal(before[names[0]], after[names[0]])
+
+
+@pytest.mark.tf
+def test_tensorflow_is_refused_on_several_streams():
+    with pytest.raises(EngineError, match="the module that JAX wrote as a whole"):
+        msplit.bench(
+            next(one for one in MODELS if one.name == "flax_towers"), engine="tensorflow", batch=2, streams=(2,)
+        )

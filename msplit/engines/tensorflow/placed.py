@@ -24,8 +24,7 @@ from msplit.core.graph import CONTROL, Edges, Ints
 from msplit.engines.variables import seeds, storage
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.functions import GRADIENT
-from msplit.formats.stablehlo import CALL_MODULE
+from msplit.formats.functions import GRADIENT, modules_of
 from msplit.formats.tensors import add_copy, dtype_name
 from msplit.opset import schema
 from msplit.opset.traits import DRAWS, VARIABLES
@@ -162,16 +161,16 @@ def file_nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
     used = {node.name for node in graph_def.node}
     nodes: list[Any] = []
     names: list[str] = []
-    top_level = list(graph_def.node)
+    top_level, modules = list(graph_def.node), modules_of(flat.model.graph.functions)
     for v in range(len(flat)):
         function, index = flat.origin(v)
-        node = top_level[index] if function is None else library[function].node_def[index]
-        if node.op == CALL_MODULE and flat.graph.names[v] != node.name:
+        if function in modules:
             raise EngineError(
-                f"TensorFlow runs the StableHLO of {node.name} as a whole, so that nothing inside of it has a device or can be fetched",
+                f"TensorFlow runs the module that JAX wrote as a whole: nothing inside of it, such as {flat.graph.names[v]}, has a device",
                 where=str(flat.model.path),
-                fix="run the model as it is: --engine tensorflow --streams 1; msplit's own engine divides it over streams",
+                fix="run it with --engine tensorflow --streams 1, or by msplit's own engine, which divides it over streams",
             )
+        node = top_level[index] if function is None else library[function].node_def[index]
         if node.op != flat.graph.ops[v]:
             # Inlining adds a few nodes of its own, which stand for a part of the call.
             node = _added(graph_def, flat, v)
