@@ -89,6 +89,8 @@ class Library(Mapping[str, Function]):
             return None
         what = repr([attrs.get(key) for key in ("module", "platforms", "Tin", "Tout")])
         name = f"module_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
+        while any(one.startswith(name) for one in self._encoded):  # a file may call its functions anything
+            name += "_"
         self._modules.setdefault(name, attrs)
         return name
 

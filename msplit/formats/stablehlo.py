@@ -48,7 +48,7 @@ def installed() -> bool:
 def left_whole(attrs: Mapping[str, Any]) -> str:
     """Reason why the module of a node stays one node; "" where `functions_of` reads it."""
     if attrs.get("version") not in VERSIONS or attrs.get("dim_args_spec"):
-        return f"its calling convention is version {attrs.get('version')}; export it with a JAX of 2023-06 or later"
+        return f"its calling convention is version {attrs.get('version')}, and {VERSIONS[0]} to {VERSIONS[-1]} are read"
     if attrs.get("has_token_input_output"):
         return "it takes and gives tokens, for effects in order"
     return "" if installed() else f"jaxlib reads it: {INSTALL_JAXLIB}"
@@ -238,15 +238,21 @@ def functions_of(
     from jaxlib.mlir.dialects import stablehlo
 
     made = _Module(functions, name, readers={**readers, **CONTROL})
-    data = attrs.get("module")
+    data, said = attrs.get("module"), list[str]()
+
+    def heard(problem: Any) -> bool:  # MLIR would print it, as the module words it
+        said.append(problem.message)
+        return True
+
     with ir.Context() as context:
         stablehlo.register_dialect(context)
+        context.attach_diagnostic_handler(heard)
         try:
             module = stablehlo.deserialize_portable_artifact(
                 context, data if isinstance(data, bytes) else str(data).encode()
             )
         except (ir.MLIRError, ValueError, RuntimeError) as problem:
-            raise made.error(f"can not be read: {str(problem).splitlines()[0][:200]}") from None
+            raise made.error(f"can not be read: {' '.join([*said, str(problem)][0].split())[:200]}") from None
         if module is None:
             raise made.error("can not be read")
         made.symbols = {word(op, "sym_name"): op for op in module.body.operations if "sym_name" in op.attributes}
@@ -259,9 +265,8 @@ def functions_of(
         given = [] if len(platforms) < 2 or not types else [constant(np.asarray(_platform(platforms), np.int32))]
         given += [body.parameter(*one) for one in types[len(given) :]]
         results = _run(body, block, dict(zip(block.arguments, given, strict=True)))
-        if [value.dtype for value in results] != list(attrs.get("Tout") or ()) or len(given) - (
-            len(platforms) > 1
-        ) != len(attrs.get("Tin") or ()):
+        taken = [value.dtype for value in given if value.source is not None]
+        if taken != list(attrs.get("Tin") or ()) or [value.dtype for value in results] != list(attrs.get("Tout") or ()):
             raise made.error("has other arguments and results than the node")
         made.made[name] = body.done(results)
     return made.made

@@ -84,9 +84,12 @@ def test_an_old_convention_and_a_lacking_jaxlib_leave_the_node_whole(changed, mo
         attrs["version"].i = 4
 
     assert stablehlo.CALL_MODULE in msplit.load(changed(old)).graph.ops
+    assert "version 4, and 5 to 10 are read" in msplit.analyze(changed(old)).guesses.mend
     monkeypatch.setattr(stablehlo, "installed", lambda: False)
     assert stablehlo.CALL_MODULE in msplit.load(MODELS[0]).graph.ops
-    assert "pip install" in stablehlo.left_whole({"version": 10})
+    assert "pip install 'jaxlib" in msplit.analyze(MODELS[0]).guesses.mend
+    with pytest.raises(EngineError, match=r"no lowering for(.|\n)*XlaCallModule(.|\n)*pip install 'jaxlib"):
+        msplit.prepare(MODELS[0], engine="cuda", device="cpu", effort="fast")
 
 
 @pytest.mark.tf

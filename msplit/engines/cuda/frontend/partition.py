@@ -487,7 +487,7 @@ def refuse(flat: FlatGraph, partition: Partition) -> None:
         missing = missing_by_op(flat, partition)
         lines += ["it has no lowering for:", *_lines(missing)]
         whole = [left_whole(flat.graph.attrs[flat.graph.ops.index(CALL_MODULE)])] if CALL_MODULE in missing else []
-        lines += [f"a model that JAX wrote is not looked into: {why}" for why in whole]
+        lines += [f"what JAX wrote is not looked into: {why}" for why in whole]
         lines += [_ROWS_BY_KEY] if any(map(_BY_KEY.match, missing)) else []
     if partition.unplaceable:
         lines += [
