@@ -203,16 +203,17 @@ def _same_extreme(block: Any) -> bool:
 def _cumulative(
     step: Step, kind: str, window: Sequence[int], strides: Sequence[int], padding: Sequence[int]
 ) -> Value | None:
-    """A cumulative sum, whose windows are as long as the one axis that they are of; None where they are others."""
+    """A cumulative sum or product, whose windows are as long as the one axis that they are of; None where they are others."""
     x, rank = step.args[0], len(window)
     (moved, *more) = [axis for axis in range(rank) if window[axis] != 1] or [0]
     size, edges = x.shape[moved], tuple(padding[2 * moved : 2 * moved + 2])
-    if more or kind != "add" or any(one != 1 for one in strides) or size is None or window[moved] != size:
+    op = {"add": "Cumsum", "multiply": "Cumprod"}.get(kind)
+    if more or op is None or any(one != 1 for one in strides) or size is None or window[moved] != size:
         return None
     if edges not in ((size - 1, 0), (0, size - 1)) or sum(padding) != sum(edges) or min(padding) < 0:
         return None
     # A reversed sum would be (0, size - 1); both are the same for one element.
-    return step.body.add("Cumsum", [x, position(moved)], step.shape, reverse=bool(edges[1]) and size > 1)
+    return step.body.add(op, [x, position(moved)], step.shape, reverse=bool(edges[1]) and size > 1)
 
 
 def _reduce_window(step: Step) -> Made:
@@ -260,7 +261,7 @@ def _gather(step: Step) -> Made:
     x, at = step.args[:2]
     body, shape = step.body, step.shape
     dims = stablehlo.GatherDimensionNumbers(step.op.attributes["dimension_numbers"])
-    sizes = _slice_sizes(step)
+    sizes = _slice_sizes(step, dims)
     offset, gone, axes = list(dims.offset_dims), list(dims.collapsed_slice_dims), list(dims.start_index_map)
     batch = [list(dims.operand_batching_dims), list(dims.start_indices_batching_dims)]
     rank, inner = len(x.shape), len(at.shape)
@@ -276,11 +277,12 @@ def _gather(step: Step) -> Made:
     lead = list(range(len(batch[0])))
     places = body.whole(at)
     places = body.each("Minimum", body.each("Maximum", places, body.like(0, at)), replace(top, shape=()))
-    trailing = list(range(len(shape) - len(offset), len(shape)))
+    x = _front(step, sizes)
     if len(axes) > 1:
-        if axes != list(range(len(axes))) or batch[0] or vector == inner or offset != trailing:
+        if batch[0] or vector == inner:
             return None
-        return body.add("GatherNd", [x, places], shape)
+        made = body.add("GatherNd", [transposed(body, x, [*axes, *kept]), places], (None,) * len(shape))
+        return replace(transposed(body, made, _gathered_axes([], kept, inner - 1, -1, offset)), shape=shape)
     if batch != [lead, lead]:
         return None
     if vector == inner - 1:
@@ -294,16 +296,27 @@ def _takes_single(
     x: Value, sizes: Sequence[int], kept: Sequence[int], gone: Sequence[int], axes: Sequence[int]
 ) -> bool:
     """True if a gather takes single positions of the axes that it indexes, and all of those that it keeps."""
-    full = all(sizes[axis] == x.shape[axis] or (x.shape[axis] is None and sizes[axis] < 0) for axis in kept)
+    full = all(sizes[axis] == x.shape[axis] or sizes[axis] < 0 for axis in kept)
     return bool(axes) and full and sorted(gone) == sorted(axes) and all(sizes[axis] == 1 for axis in axes)
 
 
-def _slice_sizes(step: Step) -> list[int]:
-    """Sizes of the slices of a gather, -1 for those that only the run knows."""
+def _slice_sizes(step: Step, dims: Any) -> list[int]:
+    """Sizes of the slices of a gather, -1 for those that only the run knows: of what the result keeps it has them."""
     if len(step.args) < 3:
         return step.numbers("slice_sizes")
-    given = step.args[2].array
-    return [-1] * len(step.args[0].shape) if given is None else [int(one) for one in given]
+    gone = [*dims.collapsed_slice_dims, *dims.operand_batching_dims]
+    kept = iter(dims.offset_dims)
+    return [1 if axis in gone else known(step.shape[next(kept)]) for axis in range(len(step.args[0].shape))]
+
+
+def _front(step: Step, sizes: Sequence[int]) -> Value:
+    """The operand of a gather up to the sizes of its slices, along axes where only the run knows these."""
+    x, rank = step.args[0], len(sizes)
+    whole = sum(1 << axis for axis in range(rank) if sizes[axis] >= 0)
+    if whole == (1 << rank) - 1:
+        return x
+    first, step_by = (constant(np.full(rank, number, numpy_type(step.args[2].dtype))) for number in (0, 1))
+    return step.body.add("StridedSlice", [x, first, step.args[2], step_by], x.shape, end_mask=whole)
 
 
 def _gathered_axes(lead: Sequence[int], kept: Sequence[int], count: int, axis: int, offset: Sequence[int]) -> list[int]:

@@ -44,16 +44,17 @@ def each(names, *arrays, attrs="", to=""):
     return [(f'"stablehlo.{name}"({args}) {attrs} : ({types}) -> {result}', result) for name in names.split()]
 
 
-def artifact(arrays, lines):
-    """The bytecode of a module that gives what the lines do, each of one result."""
+def artifact(arrays, lines, kinds):
+    """The bytecode of a module that gives what the lines do, each of one result; `kinds`: types of its arguments."""
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
     from jaxlib.mlir.dialects import stablehlo
 
-    given = ", ".join(f"%a{number}: {typed(one)}" for number, one in enumerate(arrays))
+    given = ", ".join(f"%a{number}: {one}" for number, one in enumerate(kinds or map(typed, arrays)))
     body = "\n".join(line if kind is None else f"%r{number} = {line}" for number, (line, kind) in enumerate(lines))
     names = [(f"%r{number}", kind) for number, (_, kind) in enumerate(lines) if kind]
     results, kinds = (", ".join(one[place] for one in names) for place in (0, 1))
     text = f"func.func public @main({given}) -> ({kinds}) {{\n{body}\nreturn {results} : {kinds}\n}}"
+    text = f"module attributes {{jax.uses_shape_polymorphism = true}} {{\n{text}\n}}"
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
     with ir.Context() as context:
@@ -75,11 +76,11 @@ def write(tmp_path):
     runtime.keep_nan()
     dtypes = {short: tf.as_dtype(name) for name, short in TYPES.items()}
 
-    def made(arrays, lines, **attrs):
-        data, kinds = artifact(arrays, lines)
+    def made(arrays, lines, kinds=()):
+        data, kinds = artifact(arrays, lines, kinds)
         with tf.Graph().as_default() as graph:
             fed = [tf.compat.v1.placeholder(one.dtype, one.shape, f"in{number}") for number, one in enumerate(arrays)]
-            given = {"version": 10, "platforms": ["CPU"], "disabled_checks": [], **attrs}
+            given = {"version": 10, "platforms": ["CPU"], "disabled_checks": []}
             tout = [dtypes[re.search(r"(\w+)>$", kind)[1].split("x")[-1]] for kind in kinds]
             results = gen_xla_ops.xla_call_module(
                 fed,
@@ -329,6 +330,42 @@ CASES = {
         padded(1, 2, 0, 8) + padded(-1, 2, 1, 10) + padded(-2, -1, 2, 10) + padded(3, -8, 0, 0),
     ),
     "gathers out of range": ((TABLE, AT), gathered("1", "6x3xf32") + gathered("0", "3x6xf32")),
+    "gathers along two axes": (
+        (normal(2, 7, 3, 4), PLACES),
+        [
+            (
+                '"stablehlo.gather"(%a0, %a1) {dimension_numbers = #stablehlo.gather<offset_dims = [0, 2], collapsed_slice_dims = [1, 2], '
+                f"start_index_map = [{order}], index_vector_dim = 1>, slice_sizes = array<i64: 2, 1, 1, 4>}} : "
+                "(tensor<2x7x3x4xf32>, tensor<4x2xi32>) -> tensor<2x4x4xf32>",
+                "tensor<2x4x4xf32>",
+            )
+            for order in ("1, 2", "2, 1")
+        ],
+    ),
+    "a batch of any size": (
+        (normal(6, 7), np.array([[1], [9]], np.int32)),
+        [
+            ("%n = stablehlo.get_dimension_size %a0, dim = 0 : (tensor<?x7xf32>) -> tensor<i32>", None),
+            ("%one = stablehlo.constant dense<1> : tensor<1xi32>", None),
+            ("%two = stablehlo.constant dense<2> : tensor<i32>", None),
+            ("%half = stablehlo.divide %n, %two : tensor<i32>", None),
+            ("%h = stablehlo.reshape %half : (tensor<i32>) -> tensor<1xi32>", None),
+            ("%w = stablehlo.reshape %n : (tensor<i32>) -> tensor<1xi32>", None),
+            ("%s = stablehlo.concatenate %h, %one, dim = 0 : (tensor<1xi32>, tensor<1xi32>) -> tensor<2xi32>", None),
+            (
+                '"stablehlo.dynamic_gather"(%a0, %a1, %s) {dimension_numbers = #stablehlo.gather<offset_dims = [0], '
+                "collapsed_slice_dims = [1], start_index_map = [1], index_vector_dim = 1>} : "
+                "(tensor<?x7xf32>, tensor<2x1xi32>, tensor<2xi32>) -> tensor<?x2xf32>",
+                "tensor<?x2xf32>",
+            ),
+            ("stablehlo.dynamic_iota %w, dim = 0 : (tensor<1xi32>) -> tensor<?xi32>", "tensor<?xi32>"),
+            (
+                "stablehlo.dynamic_broadcast_in_dim %half, %w, dims = [] : (tensor<i32>, tensor<1xi32>) -> tensor<?xi32>",
+                "tensor<?xi32>",
+            ),
+        ],
+        ("tensor<?x7xf32>", "tensor<2x1xi32>"),
+    ),
     "sorts": (
         (np.array([[3, 1, -(2**31), 2**31 - 1, 1, 0]] * 2, np.int32),),
         [(f"{SORT}(tensor<2x6xi32>) -> tensor<2x6xi32>", "tensor<2x6xi32>")],
@@ -353,9 +390,9 @@ CASES = {
 
 @pytest.mark.parametrize("what", CASES)
 def test_what_is_read_gives_what_tensorflow_gives_for_the_module(what, write):
-    arrays, lines = CASES[what]
+    arrays, lines, *kinds = CASES[what]
     arrays = [np.asarray(one) for one in arrays]
-    path, run = write(arrays, lines)
+    path, run = write(arrays, lines, *kinds)
     assert not any(op.startswith("stablehlo.") for op in msplit.load(path).graph.ops)
     step = msplit.prepare(path, engine="cuda", device="cpu", effort="fast")
     found = step(**{f"in{number}": one for number, one in enumerate(arrays)})
