@@ -418,11 +418,66 @@ def position(number: int) -> Value:
     return constant(np.asarray(number, np.int32))
 
 
+def is_float(dtype: str) -> bool:
+    """True for a type of floats."""
+    return "float" in dtype
+
+
+def padded(
+    body: Body, x: Value, value: Value, low: Sequence[int], high: Sequence[int], inside: Sequence[int], shape: Shape
+) -> Value:
+    """A tensor with a value before, behind and between its elements; a negative number takes elements away."""
+    if not any(low) and not any(high) and not any(inside):
+        return x
+    if any(inside) or min(*low, *high) < 0:
+        return body.add("XlaPad", [x, value, ints(*low), ints(*high), ints(*inside)], shape)
+    pairs = constant(np.array(list(zip(low, high, strict=True)), np.int32))
+    return body.add("PadV2", [x, pairs, value], shape)
+
+
+def transposed(body: Body, x: Value, order: Sequence[int]) -> Value:
+    """A tensor with its axes in another order."""
+    if list(order) == list(range(len(order))):
+        return x
+    return body.add("Transpose", [x, ints(*order)], tuple(x.shape[axis] for axis in order))
+
+
 def top_k(step: Step, count: int) -> list[Value]:
     """The largest of each row, falling, and where they were."""
     x = step.args[0]
     values = step.body.add("TopKV2", [x, position(count)], step.shape, sorted=True)
     return [values, Value("int32", step.shape, ((values.source or (0, 0))[0], 1))]
+
+
+CUSTOM = {
+    "mhlo.erf": "Erf", "mhlo.tan": "Tan", "mhlo.acos": "Acos", "mhlo.asin": "Asin", "mhlo.atan": "Atan", "mhlo.sinh": "Sinh",
+    "mhlo.cosh": "Cosh",
+    "mhlo.asinh": "Asinh", "mhlo.acosh": "Acosh", "mhlo.atanh": "Atanh", "mhlo.erf_inv": "Erfinv",
+}  # fmt: skip
+PASSED = (
+    "Sharding",
+    "xla.sdy.",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "annotate_device_placement",
+    "shape_assertion",
+)
+"""Custom calls that say where values are or what is so, and compute nothing."""
+
+
+def _custom_call(step: Step) -> Any:
+    target = step.text("call_target_name")
+    if target.startswith(PASSED):
+        return list(step.args) if len(step.op.results) == len(step.args) else [] if not len(step.op.results) else None
+    if target in CUSTOM and len(step.args) == 1:
+        return step.body.each(CUSTOM[target], step.args[0])
+    if target in ("mhlo.topk", "stablehlo.dynamic_top_k"):
+        said = str(step.op.attributes["mhlo.attributes"]) if "mhlo.attributes" in step.op.attributes else ""
+        found = re.search(r"\bk = (\d+)", said)
+        count = int(found[1]) if found else step.shape[-1] if step.shape else None
+        if count is not None and "largest = false" not in said and typed(step.op.results[1].type)[0] == "int32":
+            return top_k(step, count)
+    return None
 
 
 # Calls, loops and branches.
@@ -511,6 +566,7 @@ def _case(step: Step) -> Any:
 
 
 CONTROL: Mapping[str, Callable[[Step], Any]] = {
+    "custom_call": _custom_call,
     "func.call": _call,
     "composite": _composite,
     "while": _while,

@@ -14,16 +14,16 @@ import numpy as np
 
 from msplit.formats.stablehlo import (
     Body,
-    Shape,
     Step,
     Value,
     constant,
     ints,
+    is_float,
     known,
     numpy_type,
+    padded,
     position,
-    top_k,
-    typed,
+    transposed,
 )
 
 Made = Value | Sequence[Value] | None
@@ -44,25 +44,6 @@ BINARY = {
 }  # fmt: skip
 """By operation: the op of numbers, and of truth values."""
 COMPARE = {"EQ": "Equal", "NE": "NotEqual", "LT": "Less", "LE": "LessEqual", "GT": "Greater", "GE": "GreaterEqual"}
-CUSTOM = {
-    "mhlo.erf": "Erf", "mhlo.tan": "Tan", "mhlo.acos": "Acos", "mhlo.asin": "Asin", "mhlo.atan": "Atan", "mhlo.sinh": "Sinh",
-    "mhlo.cosh": "Cosh",
-    "mhlo.asinh": "Asinh", "mhlo.acosh": "Acosh", "mhlo.atanh": "Atanh", "mhlo.erf_inv": "Erfinv",
-}  # fmt: skip
-PASSED = (
-    "Sharding",
-    "xla.sdy.",
-    "SPMDFullToShardShape",
-    "SPMDShardToFullShape",
-    "annotate_device_placement",
-    "shape_assertion",
-)
-"""Custom calls that say where values are or what is so, and compute nothing."""
-
-
-def is_float(dtype: str) -> bool:
-    """True for a type of floats."""
-    return "float" in dtype
 
 
 def _unary(step: Step) -> Made:
@@ -90,6 +71,27 @@ def _binary(step: Step) -> Made:
 
 def _not(step: Step) -> Made:
     return step.body.each("LogicalNot" if step.args[0].dtype == "bool" else "Invert", step.args[0])
+
+
+def _round_away(step: Step) -> Made:
+    """The nearest whole number, of two the one away from 0; the sign of -0 stays."""
+    (x,), body = step.args, step.body
+    size = body.each("Abs", x)
+    whole = body.each("Floor", size)
+    up = body.each("GreaterEqual", body.each("Sub", size, whole), body.like(0.5, x))
+    found = body.each("SelectV2", up, body.each("AddV2", whole, body.like(1, x)), whole)
+    signed = body.each("SelectV2", body.each("Less", x, body.like(0, x)), body.each("Neg", found), found)
+    return body.each(
+        "SelectV2", body.each("Equal", found, body.like(0, x)), body.each("Mul", x, body.like(0, x)), signed
+    )
+
+
+def _bits(step: Step) -> Made:
+    """The same bits as another type of the same size."""
+    (x,), dtype = step.args, step.type[0]
+    plain = all(one != "bool" and "complex" not in one for one in (x.dtype, dtype))
+    same = plain and numpy_type(x.dtype).itemsize == numpy_type(dtype).itemsize
+    return step.body.each("Bitcast", x, type=dtype) if same else None
 
 
 def _divide(step: Step) -> Made:
@@ -310,28 +312,9 @@ def _pad(step: Step) -> Made:
     return padded(step.body, x, value, low, high, inside, step.shape)
 
 
-def padded(
-    body: Body, x: Value, value: Value, low: Sequence[int], high: Sequence[int], inside: Sequence[int], shape: Shape
-) -> Value:
-    """A tensor with a value before, behind and between its elements; a negative number takes elements away."""
-    if not any(low) and not any(high) and not any(inside):
-        return x
-    if any(inside) or min(*low, *high) < 0:
-        return body.add("XlaPad", [x, value, ints(*low), ints(*high), ints(*inside)], shape)
-    pairs = constant(np.array(list(zip(low, high, strict=True)), np.int32))
-    return body.add("PadV2", [x, pairs, value], shape)
-
-
 def _transpose(step: Step) -> Made:
     order = step.numbers("permutation")
     return transposed(step.body, step.args[0], order)
-
-
-def transposed(body: Body, x: Value, order: Sequence[int]) -> Value:
-    """A tensor with its axes in another order."""
-    if list(order) == list(range(len(order))):
-        return x
-    return body.add("Transpose", [x, ints(*order)], tuple(x.shape[axis] for axis in order))
 
 
 def _reverse(step: Step) -> Made:
@@ -342,29 +325,14 @@ def _passed(step: Step) -> Made:
     return list(step.args)
 
 
-def _custom_call(step: Step) -> Made:
-    target = step.text("call_target_name")
-    if target.startswith(PASSED):
-        return list(step.args) if len(step.op.results) == len(step.args) else [] if not len(step.op.results) else None
-    if target in CUSTOM and len(step.args) == 1:
-        return step.body.each(CUSTOM[target], step.args[0])
-    if target in ("mhlo.topk", "stablehlo.dynamic_top_k"):
-        said = str(step.op.attributes["mhlo.attributes"]) if "mhlo.attributes" in step.op.attributes else ""
-        found = re.search(r"\bk = (\d+)", said)
-        count = int(found[1]) if found else step.shape[-1] if step.shape else None
-        if count is not None and "largest = false" not in said and typed(step.op.results[1].type)[0] == "int32":
-            return top_k(step, count)
-    return None
-
-
 ELEMENTS: Mapping[str, Reader] = {
-    **dict.fromkeys(UNARY, _unary), **dict.fromkeys(BINARY, _binary), "not": _not, "divide": _divide, "remainder": _divide,
+    **dict.fromkeys(UNARY, _unary), **dict.fromkeys(BINARY, _binary), "not": _not, "bitcast_convert": _bits,
+    "round_nearest_afz": _round_away, "divide": _divide, "remainder": _divide,
     **dict.fromkeys(("shift_left", "shift_right_arithmetic", "shift_right_logical"), _shift), "compare": _compare, "select": _select,
     "clamp": _clamp, "convert": _convert, "constant": _constant, "broadcast_in_dim": _broadcast, "dynamic_broadcast_in_dim": _broadcast,
     "reshape": _reshape, "dynamic_reshape": _reshape, "get_dimension_size": _dimension_size, "iota": _iota, "dynamic_iota": _iota,
     "concatenate": _concatenate, "slice": _slice, "real_dynamic_slice": _real_slice, "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice, "pad": _pad, "transpose": _transpose, "reverse": _reverse,
     "optimization_barrier": _passed,
-    "custom_call": _custom_call,
 }  # fmt: skip
 """By operation. A reader that gives None leaves the operation as it is."""

@@ -8,8 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from msplit.formats.stablehlo import Body, Shape, Step, Value, constant, ints, known, numpy_type, position, word
-from msplit.formats.stablehlo_ops import BINARY, Made, Reader, is_float, padded, transposed
+from msplit.formats.stablehlo import (
+    Body,
+    Shape,
+    Step,
+    Value,
+    constant,
+    ints,
+    is_float,
+    known,
+    numpy_type,
+    padded,
+    position,
+    transposed,
+    word,
+)
+from msplit.formats.stablehlo_ops import BINARY, Made, Reader
 
 
 def _dot(step: Step) -> Made:

@@ -14,7 +14,29 @@ pytestmark = pytest.mark.tf
 
 NAN, INF = np.nan, np.inf
 FLOATS = np.array(
-    [NAN, INF, -INF, 0.0, -0.0, 1, -1, 0.5, -2.5, 3e38, 88.8, -7, 2147483520.0, -3e9, 9.3e18, 300, -128.9], np.float32
+    [
+        NAN,
+        INF,
+        -INF,
+        0.0,
+        -0.0,
+        1,
+        -1,
+        0.5,
+        -0.5,
+        1.5,
+        -2.5,
+        0.49999997,
+        3e38,
+        88.8,
+        -7,
+        2147483520.0,
+        -3e9,
+        9.3e18,
+        300,
+        -128.9,
+    ],
+    np.float32,
 )
 I32 = np.array([-(2**31), 2**31 - 1, 0, 1, 2, 7, 31, 32, 33, -1, -2, -7], np.int32)
 U8 = np.array([0, 1, 2, 7, 8, 9, 128, 200, 254, 255], np.uint8)
@@ -108,7 +130,7 @@ def write(tmp_path):
 COMPARED = "comparison_direction = #stablehlo<comparison_direction {}>"
 PAIRS = {kind: pairs(values) for kind, values in (("f", FLOATS), ("i", I32), ("u", U8))}
 UNARY = "abs ceil cosine exponential exponential_minus_one floor log_plus_one logistic negate round_nearest_even"
-UNARY += " sign sine tanh is_finite sqrt"
+UNARY += " round_nearest_afz sign sine tanh is_finite sqrt"
 WHOLE = "add subtract multiply divide remainder maximum minimum and or xor shift_left shift_right_logical"
 IMAGE, KERNEL = normal(2, 6, 6, 4), normal(3, 3, 2, 6)
 ORDER = "[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"
@@ -246,14 +268,15 @@ CASES = {
     ),
     "conversions": (
         (FLOATS,),
-        [line for kind in ("i32", "i8", "ui8", "i64", "i1") for line in each("convert", FLOATS, to=kind)],
+        [line for kind in ("i32", "i8", "ui8", "i64", "i1") for line in each("convert", FLOATS, to=kind)]
+        + each("bitcast_convert", FLOATS, to="i32"),
     ),
     "clamp and select": (
         (FLOATS, np.float32(3), np.float32(2)),
         [
             (
-                f'"stablehlo.clamp"({args}) : (tensor<f32>, tensor<17xf32>, tensor<f32>) -> tensor<17xf32>',
-                "tensor<17xf32>",
+                f'"stablehlo.clamp"({args}) : (tensor<f32>, tensor<20xf32>, tensor<f32>) -> tensor<20xf32>',
+                "tensor<20xf32>",
             )
             for args in ("%a1, %a0, %a2", "%a2, %a0, %a1")
         ],
@@ -405,7 +428,7 @@ def test_what_is_read_gives_what_tensorflow_gives_for_the_module(what, write):
             np.testing.assert_array_equal(np.signbit(got[3:5]), [False, True])
 
 
-VECTOR = "tensor<17xf32>"
+VECTOR = "tensor<20xf32>"
 TOTAL = f"{{{COMPARED.format('LT')}, compare_type = #stablehlo<comparison_type TOTALORDER>}}"
 NAMED = {
     "stablehlo.compare": (PAIRS["f"], each("compare", *PAIRS["f"], attrs=TOTAL, to="i1")),
