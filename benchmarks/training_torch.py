@@ -1,4 +1,5 @@
-"""The training step of the mixture of experts as one writes it in PyTorch by hand: eager, or captured as a CUDA graph on one stream.
+"""The training step of the mixture of experts as one writes it in PyTorch by hand: eager, or captured as a CUDA graph on one stream; also
+by `DistributedDataParallel` over the processes of `torch.distributed`, its collectives inside of the captured graph.
 
 It has the variables of TensorFlow's graph under their names, and learns from the same data.
 """
@@ -7,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from msplit.engines.base import Engine, Executable, Job
 
@@ -29,6 +31,8 @@ class ByHand(Engine):
     captured: bool
     place: str = "cuda"
     name: str = "torch"
+    together: bool = False
+    """Whether all processes train one model, each on its own rows."""
 
     def device(self, job: Job) -> str:
         return "CPU" if self.place == "cpu" else "GPU"
@@ -41,6 +45,17 @@ class ByHand(Engine):
         return MixtureOfExperts(job, self)
 
 
+class _Module(torch.nn.Module):
+    """The loss as a module, which `DistributedDataParallel` asks for."""
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], loss: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.kept, self.loss = torch.nn.ParameterList(parameters.values()), loss
+
+    def forward(self, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return self.loss(x, label)
+
+
 class MixtureOfExperts(Executable):
     """See `engines.base.Executable`. Sizes are those of the variables that it is given first."""
 
@@ -48,7 +63,8 @@ class MixtureOfExperts(Executable):
 
     def __init__(self, job: Job, how: ByHand) -> None:
         self._how, self._ieee, self._job = how, job.precision.ieee, job
-        self._parameters: dict[str, torch.Tensor] = {}
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._forward: Callable[..., torch.Tensor] = self._total
         self._feeds = {name: torch.tensor(value, device=how.place) for name, value in job.feeds.items()}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._loss = torch.zeros((), device=how.place)
@@ -63,7 +79,7 @@ class MixtureOfExperts(Executable):
         with torch.no_grad():
             if not self._parameters:
                 self._parameters = {
-                    name: torch.tensor(state[name], device=self._how.place, requires_grad=True) for name in names
+                    name: torch.nn.Parameter(torch.tensor(state[name], device=self._how.place)) for name in names
                 }
                 self._begin()
             done = round(math.log(float(state["beta1_power"])) / math.log(BETAS[0])) - 1
@@ -92,18 +108,26 @@ class MixtureOfExperts(Executable):
             if on_gpu:
                 self._warm_and_capture()
             else:
+                self._join()
                 self._train()
+
+    def _join(self) -> None:
+        if self._how.together:
+            self._forward = DistributedDataParallel(
+                _Module(self._parameters, self._total), gradient_as_bucket_view=True
+            )
 
     def _warm_and_capture(self) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(3):
+            self._join()
+            for _ in range(11 if self._how.together else 3):  # so many steps DDP wants before a capture
                 self._train()
         torch.cuda.current_stream().wait_stream(side)
         if self._how.captured:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._train()
 
     def _precise(self) -> None:
@@ -122,7 +146,15 @@ class MixtureOfExperts(Executable):
     def _train(self) -> None:
         with torch.no_grad():
             torch.mul(torch.pow(DECAY, self._step / DECAY_STEPS), RATE, out=self._rate)
-        x, label = self._feeds["x"], self._feeds["label"]
+        loss = self._forward(self._feeds["x"], self._feeds["label"])
+        self._adam.zero_grad(set_to_none=True)
+        loss.backward()
+        self._adam.step()
+        with torch.no_grad():
+            self._step += 1
+            self._loss.copy_(loss)
+
+    def _total(self, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         scopes = {name.partition("/")[0] for name in self._parameters}
         experts = [self._chain(x, f"expert_{expert}") for expert in range(sum("expert" in one for one in scopes))]
         mixed = torch.stack(experts, 1)
@@ -132,12 +164,7 @@ class MixtureOfExperts(Executable):
             hidden = self._chain((mixed * shares[:, :, None]).sum(1), f"tower_{task}")
             logits = self._dense(hidden, f"tower_{task}/out")
             loss = loss + functional.binary_cross_entropy_with_logits(logits, label[:, task : task + 1])
-        self._adam.zero_grad(set_to_none=True)
-        loss.backward()
-        self._adam.step()
-        with torch.no_grad():
-            self._step += 1
-            self._loss.copy_(loss)
+        return loss
 
     def step(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One step as a user would run it."""

@@ -41,9 +41,10 @@ LOOKUPS = (
     "table_bus_bytes",
     "table_cache_bytes",
     "host_table_bytes",
+    "mapped_table_bytes",
 )
 """Figures of tables that stay in the host's memory: rows that were looked up, those of them that the cache had, rows that came into it,
-bytes that all others and those that came in took over the bus, and memory of the cache and of the tables."""
+bytes that all others and those that came in took over the bus, memory of the cache, of the tables, and of those that are files."""
 LookupCounts = Callable[[], tuple[int, ...]]
 """Gives these figures as of now. It waits for nobody, and costs no step anything."""
 
@@ -258,6 +259,23 @@ def saved(name: str, value: Array, copy: Callable[[Array], Array] = np.array) ->
                 if not np.array_equal(there[page], wanted[page]):
                     there[page] = wanted[page]
     return found.view(value.dtype).reshape(value.shape)
+
+
+MAPPED, PACKED, UNALIGNED, MEMORY, REFUSED, UPDATED = "mapped", "packed", "unaligned", "no file", "refused", "updated"
+"""How a table is in the host's memory: as its file, or as a copy. That is since its rows are packed, it begins at no multiple of 16 bytes,
+it is not as it stands in a file, the system does not map or pin that, or it has got new rows."""
+
+
+def kept_in(ways: Mapping[str, int]) -> str:
+    """Words for how tables are in the host's memory, by the bytes of each way."""
+    copied = ", ".join(sorted(ways.keys() - {MAPPED}))
+    if not copied:
+        return "mapped from files"
+    return (
+        f"copied: {copied}"
+        if MAPPED not in ways
+        else f"{ways[MAPPED] / 1e9:.3g} GB mapped from files, else copied: {copied}"
+    )
 
 
 class KeyedTable:

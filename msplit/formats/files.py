@@ -61,7 +61,7 @@ def refuse_target(path: str | os.PathLike[str]) -> None:
         raise WriteError(
             f"is {found}; only files and the folders of SavedModels are written over",
             where=os.fspath(path),
-            fix="give the name of a file",
+            fix="give another name",
         )
 
 

@@ -212,8 +212,8 @@ def _host_tables(shown: Sequence[VariantResult]) -> str:
     found = percent(float(facts["table_hit_rate"]), 1.0)
     bus, rows = size(float(facts["table_bus_bytes"])), count(facts["table_rows_looked_up"])
     return (
-        f"; tables of {tables} stay in the host's memory: of {rows} rows that were looked up, {found} were in a cache of {cache}, "
-        f"and {bus} came over the bus"
+        f"; tables of {tables} stay in the host's memory ({facts['host_tables']}): of {rows} rows that were looked up, "
+        f"{found} were in a cache of {cache}, and {bus} came over the bus"
     )
 
 

@@ -33,6 +33,7 @@ from msplit.errors import Closed, EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
 from msplit.formats.build import KERNELS, WEIGHTS, Bucket, Manifest
+from msplit.formats.files import open_regular
 from msplit.inputs.reference import Reference, load_reference, packed_reference
 from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
@@ -455,14 +456,24 @@ def load(path: str | os.PathLike[str], device: str = "", *, strict: bool = False
     place = kind + device[len(device.partition(":")[0]) :]
     if why := ENGINE.unavailable([place]):
         raise EngineError(why, where=str(folder), fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
+    tables = dict[int, NDArray[np.uint8]]()
     if memory is None:
-        with _whole_or_not(folder), phase("loading weights"):
+        with _whole_or_not(folder), phase("loading weights"), open_regular(folder / WEIGHTS) as file:
             # Of tables that stay in the host's memory there is no second copy but the system's own of the file.
-            memory = np.memmap(folder / WEIGHTS, np.uint8, "c")
-    return _bring(folder, manifest, memory, place, strict=strict)
+            tables[0] = np.memmap(file, np.uint8, "r")[-manifest.tables :]
+            memory = np.memmap(file, np.uint8, "c")[: -manifest.tables]
+    return _bring(folder, manifest, memory, tables, place, strict=strict)
 
 
-def _bring(folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: str, *, strict: bool) -> LoadedBuild:
+def _bring(
+    folder: Path,
+    manifest: Manifest,
+    memory: NDArray[np.uint8],
+    tables: Mapping[int, NDArray[np.uint8]],
+    device: str,
+    *,
+    strict: bool,
+) -> LoadedBuild:
     """Brings a build that was read to a device."""
     builds = ENGINE.builds(device)
     differs = _differences(manifest.made_for, builds.made_for)
@@ -485,7 +496,7 @@ def _bring(folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: 
                 options,
                 ieee=Precision(manifest.precision).ieee,
                 fits=not serious,
-                tables=manifest.tables,
+                tables=tables,
                 name=manifest.files[WEIGHTS][1],
             )
         notes += opened.notes

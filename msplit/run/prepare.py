@@ -308,7 +308,8 @@ def _about(facts: Mapping[str, Any]) -> tuple[str, ...]:
     if "host_table_bytes" in facts:
         tables, cache = facts["host_table_bytes"] / 1e9, facts["table_cache_bytes"] / 1e9
         notes += [
-            f"lookup tables of {tables:.3g} GB stay in the host's memory; a cache on the GPU has {cache:.3g} GB of it"
+            f"lookup tables of {tables:.3g} GB stay in the host's memory ({facts['host_tables']}); "
+            f"a cache on the GPU has {cache:.3g} GB of it"
         ]
     return tuple(notes)
 

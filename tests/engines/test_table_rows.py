@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from msplit.engines import table_rows
-from msplit.engines.table_rows import RoundedTables, TableOptions, is_rounded, packed, rounded, words_of
+from msplit.engines.table_rows import (
+    RoundedTables,
+    TableOptions,
+    is_rounded,
+    kept_in,
+    packed,
+    rounded,
+    words_of,
+)
 from msplit.errors import MsplitError
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -209,3 +217,9 @@ def test_copies_share_the_pages_that_are_equal_and_nothing_else(monkeypatch: pyt
     files = {*table_rows._files}
     del state, found
     assert not files & {*table_rows._files}, "its file is closed with it"
+
+
+def test_ways_in_which_tables_are_kept_are_told() -> None:
+    assert kept_in({"mapped": 5}) == "mapped from files"
+    assert kept_in({"unaligned": 5, "packed": 1}) == "copied: packed, unaligned"
+    assert kept_in({"mapped": 2 * 10**9, "no file": 1}) == "2 GB mapped from files, else copied: no file"

@@ -6,16 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 
 import msplit
 from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.kernels.memory import copy
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, layout
+from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Call
+from msplit.engines.cuda.passes.pointwise_fusion.record import Recorded
 from msplit.inputs.make import make_inputs
 from msplit.verify.compare import compare
 from tests.engines.cuda.cases import flat_of, options_of, scattered
@@ -204,3 +210,47 @@ def test_inductor_chooses_by_what_kernels_take_on_the_device(tmp_path):
     costs = json.loads(done.stdout.splitlines()[-1])
     assert len(costs) >= 4
     assert max(costs) < 1.3
+
+
+def test_a_tensor_that_begins_between_multiples_of_16_bytes_is_read_where_it_lies():
+    """A kernel that was compiled for an aligned one ended in CUDA's "misaligned address": sums of rows begin behind their memory."""
+    place = torch.device("cuda", 0)
+    body = Body((Call("Neg", {}, ((-1, 0),)), Call("Exp", {}, ((0, 0),))), 1, ((1, 0),))
+    memory = torch.randn(4097, device=place)
+    for size in (16, 64, 4096):
+        for tensor in (memory[:size], memory[1 : size + 1]):
+            kernel = Compiler(place).kernel(body, (layout(tensor),))
+            assert isinstance(kernel, Kernel), kernel
+            assert layout(tensor)[3] == (tensor.data_ptr() % 16 == 0)
+            assert isinstance(kernel.run, Recorded), "it is one launch, without a copy before it"
+            for other in (memory[:size], memory[1 : size + 1]):
+                torch.testing.assert_close(kernel(other)[0], torch.exp(-other))
+
+
+def test_sums_of_rows_of_one_element_are_fused_with_what_reads_them():
+    tf = pytest.importorskip("tensorflow")
+    graph = tf.Graph()
+    with graph.as_default():
+        rows = tf.compat.v1.placeholder(tf.float32, (32, 1), "x")
+        ids = tf.compat.v1.placeholder(tf.int32, (32,), "i")
+        tf.exp(tf.nn.relu(tf.math.unsorted_segment_sum(rows, ids, 16)) * 0.5 + 1.0, name="y")
+    flat = flat_of(graph.as_graph_def(), outputs=["y"])
+    values = np.random.default_rng(0).standard_normal((32, 1)).astype(np.float32)
+    feeds = {"x": values, "i": np.arange(32, dtype=np.int32) % 16}
+    plain, fused = (built(CudaEngine(), flat, feeds, 1, fuse=fuse) for fuse in (False, True))
+    found = compare(fused.step(feeds), plain.step(feeds), tolerance=1e-5)
+    assert found.passed, found.describe()
+    plain.close()
+    fused.close()
+
+
+def test_a_new_thread_launches_a_kernel_first_of_all():
+    """The driver has no context there yet."""
+    source, target = torch.arange(1024, device="cuda", dtype=torch.float32), torch.zeros(1024, device="cuda")
+    copy(source, target)
+    target.zero_()
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(copy, source, target).result()
+    torch.cuda.synchronize()
+    assert torch.equal(source, target)

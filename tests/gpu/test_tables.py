@@ -16,7 +16,16 @@ import msplit
 from msplit.engines.cuda.kernels import host_tables
 from tests.engines.cuda.cases import outputs_of_tensorflow
 from tests.engines.cuda.kernels.test_host_tables import looked_up
-from tests.engines.cuda.test_table_memory import ROWS, WIDTH, int8, ranker, requests, tables_of
+from tests.engines.cuda.test_table_memory import (
+    ROWS,
+    WIDTH,
+    int8,
+    ranker,
+    requests,
+    saved_in_shards,
+    saved_ranker,
+    tables_of,
+)
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("tensorflow")
@@ -190,3 +199,25 @@ def test_tables_of_the_host_are_trained_to_the_bit_as_those_of_the_gpu(how: dict
         assert training.losses(small.run(fed[20:], fetch_every=1)) == after
         assert training.losses(whole.run(fed[20:], fetch_every=1)) == after
         assert training.same(small.variables, whole.variables)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_tables_are_read_in_files_and_new_rows_go_to_a_copy(whole: bool, tmp_path: Path) -> None:
+    """The captured graph reads the copy under the addresses that the file had."""
+    path = saved_ranker(tmp_path / "model", scale=LARGE)
+    path = saved_in_shards(path, tmp_path / "shards", {1: (0, 16), 2: (1, 48), 3: (1, 0)})
+    new: Any = {"rows": {"table_2": (np.arange(50), np.full((50, WIDTH), 7, np.float32))}}
+    if whole:
+        new = {"source": str(saved_ranker(tmp_path / "other", scale=LARGE, seed=1))}
+    with (
+        msplit.prepare(path, batch=16, table_memory=MEMORY, **OPTIONS) as small,
+        msplit.prepare(path, batch=16, **OPTIONS) as plain,
+    ):
+        assert small.executable.facts()["host_tables"] == "mapped from files"
+        for seed in range(2):
+            for one in feeds(40, seed=seed):
+                np.testing.assert_allclose(small.step(one)["out"], plain.step(one)["out"], rtol=1e-5, atol=1e-5)
+            if not seed:
+                small.update(**new)
+                plain.update(**new)
+        assert "updated" in small.executable.facts()["host_tables"]

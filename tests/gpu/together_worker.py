@@ -1,4 +1,4 @@
-"""One rank of `test_together`: python -m tests.gpu.together_worker MODEL OPTIMIZER FOLDER STEPS [symmetric]"""
+"""One rank of `test_together`: python -m tests.gpu.together_worker MODEL OPTIMIZER FOLDER STEPS [two-shot | read]"""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from msplit.engines.cuda.device import ranks
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode, Shards
+from msplit.engines.cuda.passes.distributed import allreduce
 from msplit.training.hosts import rank_of
 from msplit.training.rendezvous import joined
 from tests.engines.cuda.cases import options_of, scattered, step_then
@@ -29,8 +30,9 @@ _BUSY_CYCLES = 500_000_000
 def main(name: str, optimizer: str, folder: str, steps: str, way: str = "") -> None:
     if way:
         os.environ[ranks.SYMMETRIC] = "1"
+        allreduce.READERS = 2 if way == "read" else 0
         usual, count = ranks._time, iter(range(100, 0, -1))
-        ranks._time = lambda issue, flat: next(count) + 0 * usual(issue, flat)  # symmetric memory wins
+        ranks._time = lambda issue, flat: next(count) + 0 * usual(issue, flat)  # the last way wins
     flat, training = stored(name, optimizer, "resource")
     rank = rank_of(os.environ)
     assert rank is not None
@@ -51,6 +53,7 @@ def main(name: str, optimizer: str, folder: str, steps: str, way: str = "") -> N
         rooms = Device.of(torch.device("cuda")).owned(ranks.Symmetric).rooms
         assert bool(rooms) == bool(way), rooms
         assert None not in rooms.values(), "no symmetric memory"
+        assert any(room.by_rank for room in rooms.values() if room is not None) == (way == "read")
         following = [*own[1:], own[0]]
         losses = [float(step_then(executable, feeds, then)["loss"]) for feeds, then in zip(own, following, strict=True)]
         state = executable.save_state()

@@ -25,7 +25,7 @@ DATA = Path(traits.__file__).with_name("data")
 ELSEWHERE = {
     "KvResourceGather", "KvResourceGatherV1", "KvVarHandleOp", "RowPartitionFromSplits", "TFRA>CuckooHashTableOfTensors",
     "TFRA>HkvHashTableOfTensors", "TensorArrayV2FromTensor",
-    "_AllGather", "_AllReduce", "_FusedBatchMatMulV2", "_FusedBinary", "_GroupedLookup", "_GroupedMatMul",
+    "_AllGather", "_AllReduce", "_AllWait", "_FusedBatchMatMulV2", "_FusedBinary", "_GroupedLookup", "_GroupedMatMul",
     "_LayerNorm", "_PeerCopy",
 }  # fmt: skip
 

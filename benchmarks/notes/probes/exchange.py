@@ -7,8 +7,9 @@
 Three parts, each in processes of its own, which start nothing more after `--limit` seconds:
 
 - `split`: copies between two GPUs inside of one capture, each attempt in a process of its own, its numbers checked.
-- `steps`: of each model a step of one GPU alone and one of all together, in turns, by the host's and the device's clock; then the kernels
-  of one step of each from a trace: sums by name, what of the time NCCL's kernels have to themselves, and what is idle.
+- `steps`: of each model a step of one GPU alone and one of all together, in turns, by the host's and the device's clock, of the mixture of
+  experts also PyTorch's by hand, one captured graph with `DistributedDataParallel`'s collectives in it; then the kernels of one step of
+  each from a trace: sums by name, what of the time NCCL's kernels have to themselves, and what is idle.
 - `micro`: collectives and packed copies, captured alone, by the device's clock.
 
 NVLink multicast stays off.
@@ -32,15 +33,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+os.environ |= {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+}
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import training_models
+from training_torch import ByHand
 
 import msplit
+from msplit.core.arguments import Precision
 from msplit.training.hosts import Hosts, Rank, launch, rank_of
 from msplit.training.rendezvous import ALONE, World, joined
 
@@ -82,7 +91,7 @@ def steps(
         key, _, rows = item.partition(":")
         training = training_models.read(args.graphs / f"{key}.json")
         feeds = training.feeds(int(rows), world.rank)
-        trainers = []
+        trainers: list[Any] = []
         began = time.monotonic()
         for who in (ALONE, world):
             more = {"effort": "fast"} if args.device == "cpu" else {}
@@ -92,8 +101,13 @@ def steps(
             trainer.load(training.state())
             trainer.prepare(feeds)
             trainers.append(trainer)
+        labels = ["1 GPU", f"{world.size} GPUs"]
+        if item.startswith("mmoe.Adam"):
+            job: Any = SimpleNamespace(feeds=feeds, precision=Precision.TF32, state=training.state())
+            hand = ByHand(captured=args.device == "cuda", place=args.device, together=True).build(job)
+            trainers.append(SimpleNamespace(step=hand.step, runner=SimpleNamespace(executable=hand), close=hand.close))
+            labels.append(f"{world.size} GPUs, DistributedDataParallel by hand, captured")
         say(f"--- {item}: ready after {time.monotonic() - began:.0f} s")
-        labels = ("1 GPU", f"{world.size} GPUs")
         host: dict[str, list[float]] = {label: [] for label in labels}
         device: dict[str, list[float]] = {label: [] for label in labels}
         turns, burst = (2, 2) if args.device == "cpu" else (TURNS, BURST)
@@ -112,13 +126,13 @@ def steps(
         for label in labels:
             clock = f", device {micros(device[label])}" if device[label] else ""
             say(f"{item} on {label}: host {micros(host[label])} µs{clock}")
-        traced = [trace(trainer) for trainer in trainers] if args.device == "cuda" else []
+        traced = [trace(trainer) for trainer in trainers[:2]] if args.device == "cuda" else []
         for label, one in zip(labels, traced, strict=False):
             row[f"trace, {label}"] = one
             say(f"  trace of {label}: " + ", ".join(f"{name} {value:.0f}" for name, value in one["µs"].items()) + " µs")
             for at, end, name in one["nccl"]:
                 say(f"    {name} from {at:.0f} to {end:.0f} µs of the step")
-        if len(traced) == 2:
+        if traced:
             say("  kernels by name, count and µs in all: alone -> together")
             one, two = (dict(each["names"]) for each in traced)
             gains = sorted({*one, *two}, key=lambda name: -abs(two.get(name, (0, 0))[1] - one.get(name, (0, 0))[1]))

@@ -118,6 +118,7 @@ class Stats:
         table_bus_bytes: Bytes of rows that came over the bus, those that came into the cache among them.
         table_cache_bytes: Memory of the GPU that the cache takes.
         host_table_bytes: Memory of the host that the tables take.
+        mapped_table_bytes: As much of it is files, of which the processes of a host have one copy.
         waiting: Requests that wait now.
         in_flight: Steps that run now.
     """
@@ -137,6 +138,7 @@ class Stats:
     table_bus_bytes: int = 0
     table_cache_bytes: int = 0
     host_table_bytes: int = 0
+    mapped_table_bytes: int = 0
     waiting: int = 0
     in_flight: int = 0
 

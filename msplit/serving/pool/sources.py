@@ -240,10 +240,10 @@ def _in_memory(made: Made, place: str) -> LoadedBuild:
     """Loads a build that is in memory onto a device, as `run.build.load` does with one on disk."""
     manifest: Manifest = made.manifest
     with phase("loading weights"):
-        memory = made.weights.memory()
+        memory, tables = made.weights.memory(), made.weights.tables()
     options = EngineOptions(device=place, capture=manifest.capture, measure=manifest.measured)
     builds, ieee = ENGINE.builds(place), Precision(manifest.precision).ieee
-    opened = builds.open(memory, None, options, ieee=ieee, fits=builds.fits(manifest.made_for), tables=manifest.tables)
+    opened = builds.open(memory, None, options, ieee=ieee, fits=builds.fits(manifest.made_for), tables=tables)
     references, restored = {}, {}
     for bucket in manifest.rungs:
         one = made.packed[bucket.program]

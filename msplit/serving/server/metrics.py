@@ -54,6 +54,7 @@ _TABLES = {
     "table_bus_bytes": "Bytes of rows that came over the bus, for a lookup or into the cache.",
     "table_cache_bytes": "Memory of the GPU for a cache of their rows.",
     "host_table_bytes": "Memory of the host that lookup tables take which are not on the GPU.",
+    "mapped_table_bytes": "Bytes of these that are mapped files, of which the processes of a host have one copy.",
     "table_hit_rate": "Share of the rows looked up in them that the cache had.",
 }
 _COUNTERS = {*_SO_FAR, *LOOKUPS[:4]}

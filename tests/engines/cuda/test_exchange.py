@@ -28,7 +28,7 @@ from msplit.errors import EngineError
 from msplit.opset.traits import EXCHANGES
 from tests.campaign import CAMPAIGN, campaign, examples
 from tests.engines.cuda.cases import flat_of, initial_values, options_of, scattered
-from tests.engines.cuda.together import together
+from tests.engines.cuda.together import Thread, together
 from tests.training_graphs import apart, loaded, stored
 
 pytestmark = pytest.mark.tf
@@ -195,31 +195,113 @@ def test_what_is_exchanged_has_a_stream_of_its_own():
     assert ENGINE.compile(job).streams(job.ids) == count - 1
 
 
-@pytest.mark.parametrize("is_faster", [True, False])
-def test_a_message_has_one_memory_where_symmetric_memory_is_faster(monkeypatch, is_faster):
-    asked = []
+@pytest.mark.parametrize("best", ["nccl", "two-shot", "read"])
+def test_a_message_has_one_memory_where_symmetric_memory_is_fastest(monkeypatch, best):
+    asked, waits = [], []
 
-    def faster(like, size):
+    def fastest(like, size, *, by_rank):
         asked.append(size)
-        return like.new_zeros(size) if is_faster else None
+        own = like.new_zeros(size)
+        return None if best == "nccl" else ranks.Room(own, [own + 1, own], lambda: waits.append(size), best == "read")
 
     symmetric = ranks.Symmetric(Device.of(torch.device("cpu")))
-    monkeypatch.setattr(symmetric, "_faster", faster)
+    monkeypatch.setattr(symmetric, "_fastest", fastest)
     monkeypatch.setattr(ranks, "_sum_and_divide", lambda flat: flat.fill_(7))
-    like = torch.zeros(1)
-    rooms = [symmetric.room(like, size, message) for size, message in ((8, 0), (8, 0), (8, 1), (4, 0))]
+    symmetric.wait()
+    like, is_faster = torch.zeros(1), best != "nccl"
+    rooms = [symmetric.room(like, size, message, by_rank=True) for size, message in ((8, 0), (8, 0), (8, 1), (4, 0))]
     assert asked == [8, 8, 4]
     assert (rooms[0].data_ptr() == rooms[1].data_ptr()) is is_faster
     assert len({room.data_ptr() for room in rooms[1:]}) == 3
+    every = [symmetric.read(room) for room in rooms]
+    assert [found is not None for found in every] == [best == "read"] * 4
+    assert all(found[1].data_ptr() == room.data_ptr() for found, room in zip(every, rooms, strict=True) if found)
+    symmetric.wait()  # one for all
+    assert waits == ([8, 8, 8, 4, 8] if best == "read" else [])
     assert [symmetric.average(room) for room in rooms] == [is_faster] * 4
     assert all(bool((room == 7).all()) for room in rooms if is_faster)
     assert not symmetric.average(torch.zeros(8))
+    assert symmetric.read(torch.zeros(8)) is None
     monkeypatch.setattr(ranks, "is_capturing", lambda: True)  # nothing is measured there
-    assert symmetric.room(like, 16, 9).shape == (16,)
+    assert symmetric.room(like, 16, 9, by_rank=True).shape == (16,)
     assert asked == [8, 8, 4]
 
 
-def small(build):
+def bits(arrays):
+    """The bytes of arrays, whatever the payload of what is no number."""
+    return {name: np.where(value == value, value, np.nan).tobytes() for name, value in arrays.items()}
+
+
+@pytest.mark.parametrize("can_read", [True, False])
+@pytest.mark.parametrize("mode", [KernelMode.PLAIN, KernelMode.FUSED_AND_GROUPED])
+@pytest.mark.parametrize(
+    ("loss", "optimizer"), [("plain", "adam"), ("weighted", "ftrl"), *([("plain", "momentum")] if CAMPAIGN else [])]
+)
+def test_updates_that_read_the_gradients_of_both_give_what_means_give(monkeypatch, loss, optimizer, mode, can_read):
+    """Also of numbers that are hardly any: huge, infinite, denormal or none."""
+    fed = batches(6)
+    for number, factor in enumerate((1.0, 1e-38, 0.0, -0.0, 1e37, np.inf)):
+        fed[number]["x"][::2] *= np.float32(factor)
+    ways, counted = [], []
+    for on in ("0", "1"):
+        monkeypatch.setenv(ranks.SYMMETRIC, on)
+        graph.cache_clear()  # what was compiled is kept
+        flat, state = graph(loss, optimizer)
+        if not can_read:
+            monkeypatch.setattr(Thread, "read", lambda self, flat: None)
+        options = replace(options_of("cpu"), shards=Shards(2, SPLIT))
+        program = ENGINE.compile(replace(job_of(flat, fed[0], state, mode), options=options)).program
+        counted.append(Counter(step.op.op for step in program.steps))
+        with np.errstate(all="ignore"):
+            job_for = functools.partial(job_of, flat, state=state, mode=mode)
+            every, variables = together(job_for, fed, Shards(2, SPLIT), state)
+        ways.append([bits(one) for one in (*variables, *(step for outputs in every for step in outputs))])
+    graph.cache_clear()
+    assert ways[0] == ways[1]
+    assert [(one["_AllWait"], one["_AllMean"]) for one in counted] == [(0, 0), (1, 1)]
+    assert counted[0]["_AllReduce"] == counted[1]["_AllReduce"]
+
+
+@pytest.mark.parametrize("mode", [KernelMode.PLAIN, KernelMode.GROUPED])
+def test_updates_read_the_gradients_of_both_beside_means_of_other_inputs(monkeypatch, mode):
+    """A rate of the batch, whose input stands behind the gradient; one gradient for two variables, and one of which an output is made; a
+    variable that is read behind its update, and one that another op updates."""
+
+    def build(tf, v1):
+        x, weight = v1.placeholder(tf.float32, [None, WIDTH], "x"), v1.placeholder(tf.float32, [None], "weight")
+        names = ("weights", "again", "seen", "other")
+        first, again, seen, other = (v1.get_variable(name, [WIDTH, 2], use_resource=True) for name in names)
+        loss = tf.reduce_mean(tf.square(x @ first + x @ again + (x @ seen) ** 2 + x @ other - 3.0))
+        one, two, three = tf.gradients(loss, [first, seen, other])
+        optimizer = v1.train.FtrlOptimizer(0.1 + 0.1 * tf.reduce_mean(weight), l1_regularization_strength=0.01)
+        tf.identity(tf.reduce_sum(two), "fetched")
+        update = optimizer.apply_gradients([(one, first), (one, again), (two, seen)])
+        moving = v1.get_variable("moving", [WIDTH, 2], use_resource=True)
+        with tf.control_dependencies([update]):
+            followed = moving.assign_sub(0.1 * (moving - first.read_value()))
+        return loss, tf.group(followed, other.assign_sub(0.1 * three), name="step")
+
+    flat, state = small(build, "fetched")
+    fed = [{name: one[name] for name in ("x", "weight")} for one in batches()]
+    monkeypatch.setenv(ranks.SYMMETRIC, "1")
+    assert_same(flat, fed, state, Shards(2, ("x", "weight")), mode=mode)
+    options = replace(options_of("cpu"), shards=Shards(2, ("x", "weight")))
+    program = ENGINE.compile(replace(job_of(flat, fed[0], state, mode), options=options)).program
+    assert [step.op.attrs.get("ranks") for step in program.steps if step.op.op == "_ApplyFlat"] != []
+
+
+@pytest.mark.parametrize(("clip", "count"), [(True, 2), (False, 4)])
+def test_means_are_made_of_what_is_clipped_and_for_more_ranks(monkeypatch, clip, count):
+    monkeypatch.setenv(ranks.SYMMETRIC, "1")
+    graph.cache_clear()
+    flat, state = graph("plain", "momentum", clip)
+    options = replace(options_of("cpu"), shards=Shards(count, SPLIT))
+    program = ENGINE.compile(replace(job_of(flat, batches(1)[0], state), options=options)).program
+    graph.cache_clear()
+    assert not [step.op.op for step in program.steps if step.op.op in ("_AllWait", "_AllMean", "_ApplyFlat")]
+
+
+def small(build, *fetches):
     """The flat graph of a step of gradient descent on the loss that `build` makes, and values of its variables."""
     import tensorflow as tf
 
@@ -230,7 +312,7 @@ def small(build):
         tf.identity(loss, "loss")
         step = others or v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="step")
         state = initial_values(v1)
-    return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
+    return flat_of(made.as_graph_def(), outputs=["loss", *fetches, step.name]), state
 
 
 @pytest.mark.parametrize("clipped", ["", "by norm", "by global norm"])

@@ -13,7 +13,7 @@ import torch
 
 from msplit.engines.base import Job
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.device.ranks import Ranks
+from msplit.engines.cuda.device.ranks import Ranks, uses_symmetric_memory
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import Shards
 
@@ -35,14 +35,21 @@ class Thread:
         assert len({(one.shape, one.dtype) for one in every}) == 1
         return every
 
-    def room(self, like: torch.Tensor, size: int, message: int) -> torch.Tensor:
+    def room(self, like: torch.Tensor, size: int, message: int, *, by_rank: bool = False) -> torch.Tensor:
         return like.new_empty(size)
+
+    def read(self, flat: torch.Tensor) -> list[torch.Tensor] | None:
+        return [one.clone() for one in self._all(flat)] if uses_symmetric_memory() else None
+
+    def wait(self, place: torch.device) -> None:
+        self._barrier.wait(PATIENCE)
 
     def average(self, flat: torch.Tensor) -> None:
         flat.copy_(torch.stack(self._all(flat)).mean(0))
 
-    def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
-        every.copy_(torch.stack(self._all(own)))
+    def gather(self, every: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> None:
+        for to, one in zip(every, own, strict=True):
+            to.copy_(torch.cat(self._all(one)))
 
     def spread(self, tensor: torch.Tensor) -> None:
         tensor.copy_(self._all(tensor)[0])

@@ -190,18 +190,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_PORTABLE = 1  # cudaHostRegisterPortable
+_PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable, …ReadOnly
 
 
-def pin(memory: NDArray[np.uint8], place: torch.device) -> None:
-    """Pins bytes of the host for a GPU, which then reads and writes them under their own addresses.
+def pin(memory: NDArray[np.uint8], place: torch.device, *, read_only: bool = False) -> None:
+    """Pins bytes of the host for a GPU, which then reads them under their own addresses, and writes them if they are not read-only.
 
     Raises:
         EngineError: CUDA does not pin them.
     """
     with torch.cuda.device(place):
         address, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
-        status = runtime().cudaHostRegister(address, size, _PORTABLE)
+        status = runtime().cudaHostRegister(address, size, _PORTABLE | _READ_ONLY * read_only)
     if status:
         runtime().cudaGetLastError()  # it would be the next one's
         raise EngineError(

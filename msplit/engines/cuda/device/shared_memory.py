@@ -1,7 +1,8 @@
-"""Memory of a device that several processes share: the weights of a build lie there once, however many processes of a pool read them.
+"""Memory that several processes share: of a device, where the weights of a build lie once, and of the host, where tables do that are files.
 
-Who comes first makes the memory and fills it, and the others map it: a descriptor of it waits as a message in a socket that all of them
-have, and that is looked at and stays. The memory lives as long as the message, or a process that maps it, so that none depends on another.
+Who comes first makes the memory of a device and fills it, and the others map it: a descriptor of it waits as a message in a socket that
+all of them have, and that is looked at and stays. The memory lives as long as the message, or a process that maps it, so that none depends
+on another.
 
 On a GPU the driver's functions for virtual memory make it, since PyTorch's own memory ends with its maker. A simulated device has memory of
 the host. Source: CUDA's programming guide, "Virtual Memory Management".
@@ -9,11 +10,14 @@ the host. Source: CUDA's programming guide, "Virtual Memory Management".
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
 import mmap
 import os
 import socket
 import struct
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.process import WEIGHTS
+from msplit.engines.table_rows import MEMORY, REFUSED, UNALIGNED
 from msplit.errors import EngineError
 
 _PATIENCE = 60.0
@@ -33,6 +38,12 @@ _PAGE = 2 << 20
 _PINNED, _DESCRIPTOR, _ON_DEVICE, _WRITES = 1, 1, 1, 3
 """Of the driver: CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, and
 CU_MEM_ACCESS_FLAGS_PROT_READWRITE."""
+
+_FAILED = 2 * sys.maxsize + 1
+_MAY_MOVE, _FIXED = 1, 2
+"""What `mmap` gives where it fails, and flags of `mremap`."""
+_VECTOR = 16
+"""Bytes that kernels of lookups read at a time."""
 
 
 def held_once(data: NDArray[np.uint8], place: torch.device, name: str) -> tuple[torch.Tensor, str]:
@@ -175,3 +186,92 @@ def _call(name: str, *arguments: Any) -> None:
     """
     if status := getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments):
         raise EngineError(f"the driver's {name} failed with error {status}")
+
+
+def _called(name: str, *arguments: int) -> int | None:
+    """Address that a function of the C library gives; None where it fails, or is not there."""
+    call = getattr(ctypes.CDLL(None), name, None)
+    if call is None:
+        return None
+    call.restype = ctypes.c_void_p
+    found = call(*map(ctypes.c_size_t, arguments))
+    return None if found == _FAILED else found or 0
+
+
+def _unmap(address: int, size: int) -> None:
+    ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
+
+
+def _memory(address: int, size: int) -> NDArray[np.uint8]:
+    held: Any = (ctypes.c_uint8 * size).from_address(address)
+    return np.frombuffer(held, np.uint8)
+
+
+def _lies_in_file(array: NDArray[Any]) -> bool:
+    """True if all of an array is in one mapping of a file that is shared and read-only. (Linux tells its own.)"""
+    first, last = array.ctypes.data, array.ctypes.data + array.nbytes
+    with contextlib.suppress(OSError), open("/proc/self/maps") as lines:
+        for place, rights, _, _, inode, *_ in map(str.split, lines):
+            begin, end = (int(number, 16) for number in place.split("-"))
+            if begin <= first < end:
+                return rights == "r--s" and inode != "0" and last <= end
+    return False
+
+
+class FileTable:
+    """A table as it lies in a file, mapped from the page in which it begins: no other one shares pages with it, which CUDA pins once.
+
+    It is made of an array of another mapping, and so of the same file, whatever has its name by now. A mapping of one's own (`MAP_PRIVATE`)
+    is never taken: CUDA did not come back from pinning one.
+
+    Attributes:
+        pages: Its bytes, and what is before it in its first page.
+        rows: The table. It is not to be written to before `take`.
+    """
+
+    def __init__(self, array: NDArray[Any], address: int, before: int) -> None:
+        size = before + array.nbytes
+        self.pages = _memory(address, size)
+        weakref.finalize(self.pages, _unmap, address, size).atexit = False
+        self.rows: NDArray[Any] = self.pages[before:].view(array.dtype).reshape(array.shape)
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> FileTable | str:
+        """The table that an array is, or why it is none."""
+        if not (array.nbytes and array.flags.c_contiguous and _lies_in_file(array)):
+            return MEMORY
+        # Rows of fewer bytes are read by elements anyway.
+        if array.ctypes.data % max(math.gcd(_VECTOR, array[:1].nbytes), array.itemsize):
+            return UNALIGNED
+        before = array.ctypes.data % mmap.PAGESIZE
+        # Of a size of 0 a second mapping of the same pages is made.
+        address = _called("mremap", array.ctypes.data - before, 0, before + array.nbytes, _MAY_MOVE, 0)
+        return REFUSED if address is None else cls(array, address, before)
+
+    def memory(self) -> NDArray[np.uint8]:
+        """Memory for a copy of the pages, for `take`.
+
+        Raises:
+            EngineError: There is no memory for it.
+        """
+        rights, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        address = _called("mmap", 0, len(self.pages), rights, flags, _FAILED, 0)
+        if address is None:
+            said = f"the host has no {len(self.pages) / 1e9:.3g} GB for a table"
+            raise EngineError(said, fix="open the new model anew")
+        return _memory(address, len(self.pages))
+
+    def drop(self, copy: NDArray[np.uint8]) -> None:
+        """Gives back memory for a copy that is not taken; nobody reads it."""
+        _unmap(copy.ctypes.data, len(copy))
+
+    def take(self, copy: NDArray[np.uint8]) -> None:
+        """Puts a copy where the mapping is: under the same addresses there is memory now that may be written to.
+
+        Raises:
+            EngineError: The system does not.
+        """
+        place, size = self.pages.ctypes.data, len(copy)
+        if _called("mremap", copy.ctypes.data, size, size, _MAY_MOVE | _FIXED, place) != place:
+            self.drop(copy)
+            raise EngineError("the system does not move memory to where a table is", fix="open the new model anew")

@@ -28,8 +28,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from msplit.engines.cuda.device.capture import capture, is_capturing, no_capture
+from msplit.engines.cuda.device.capture import capture, is_capturing, no_capture, synchronize
 from msplit.engines.cuda.device.device import Device, new_stream, pin, runtime
+from msplit.engines.cuda.device.shared_memory import FileTable
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.program import copy_array, place_of, seen_by
 from msplit.engines.cuda.kernels.launch import Code, can_launch, is_precompiling, launch
@@ -37,9 +38,14 @@ from msplit.engines.cuda.kernels.tiles import power_of_two
 from msplit.engines.table_rows import (
     BF16,
     LOOKUPS,
+    MAPPED,
+    PACKED,
+    REFUSED,
+    UPDATED,
     LookupCounts,
     divided,
     is_rounded,
+    kept_in,
     no_lookups,
     packed,
     words_of,
@@ -80,12 +86,14 @@ class CachedTable:
         first: Number of its first row among those.
         host: The table in the host's memory.
         packed: How its rows are words, of `engines.table_rows.ROWS`; "" where they are not.
+        file: The file that it is mapped from, if it is.
     """
 
     cache: RowCache
     first: int
     host: NDArray[Any]
     packed: str = ""
+    file: FileTable | None = None
 
     def unpacked(self, rows: Tensor, width: int) -> Tensor:
         """Rows of so many elements, as they were before they were packed."""
@@ -124,6 +132,7 @@ class RowCache:
 
     Attributes:
         tables: See above.
+        ways: By the number of a table's first row, how it is in the host's memory, and its bytes.
         slot_of: Per row of all tables, and once more, its place or -1, int32.
         table_bytes, row_bytes: Memory of the tables, and of a row.
         rows: The rows in the cache.
@@ -141,6 +150,7 @@ class RowCache:
         ends = np.cumsum(sizes)
         self._device, self.tables, self._total = device, tuple(tables), int(ends[-1])
         self.firsts = (0, *ends[:-1].tolist())
+        self.ways = dict[int, tuple[str, int]]()
         self.capacity, width = capacity, tables[0].shape[1]
         self.table_bytes, self.row_bytes = sum(table.nbytes for table in tables), tables[0][:1].nbytes
 
@@ -358,15 +368,16 @@ class HostTables:
         made = [reference() for reference in self._made.get(key, ())]
         if made and all(one is not None for one in made):
             return [one for one in made if one is not None]
-        memories = [packed(array, pack) if pack and array.dtype == np.float32 else _copied(array) for array in arrays]
-        tables = [_mapped(memory, self._device) for memory in memories]
+        hosted = [_hosted(array, self._device, pack) for array in arrays]
+        tables = [table for table, *_ in hosted]
         with self._device.entered():
             cache = RowCache(self._device, [table.detach().view(len(table), -1) for table in tables], capacity)
         with self._lock:
             if self._own is None and self._device.is_gpu:
                 self._own = new_stream(self._device.place)
-            for table, first, memory in zip(tables, cache.firsts, memories, strict=True):
-                self._places[table.data_ptr()] = CachedTable(cache, first, memory, pack)
+            for (table, way, memory, file), first in zip(hosted, cache.firsts, strict=True):
+                cache.ways[first] = way, table.nbytes
+                self._places[table.data_ptr()] = CachedTable(cache, first, memory, pack, file)
                 weakref.finalize(table, self._drop, table.data_ptr()).atexit = False
             self._steps = 0  # the new cache is empty
             self._made[key] = [weakref.ref(table) for table in tables]
@@ -421,6 +432,32 @@ class HostTables:
             with no_capture(wait=True), self._lock:
                 self._alone(lambda: place.cache.forget(place.first, len(table), ids))
 
+    def own(self, tables: Iterable[Tensor]) -> None:
+        """Has tables that are files in memory instead, under the same addresses: who is about to write to them calls it.
+
+        Raises:
+            EngineError: There is no memory for one, or CUDA does not pin it.
+        """
+        for place in filter(None, map(self.find, tables)):
+            if place.file is None or place.cache.ways[place.first][0] != MAPPED:
+                continue
+            copy, pages = place.file.memory(), place.file.pages
+            copy_array(pages, copy)
+            with no_capture(wait=True), self._lock:
+                if self._device.is_gpu:
+                    try:
+                        pin(copy, self._device.place)  # if it can not be, that is known before anything is changed
+                    except EngineError:
+                        place.file.drop(copy)
+                        raise
+                    synchronize(self._device.place)  # no step begins meanwhile, and no refresh
+                    for one in (copy, pages):
+                        runtime().cudaHostUnregister(ctypes.c_void_p(one.ctypes.data))
+                place.file.take(copy)
+                if self._device.is_gpu:
+                    pin(pages, self._device.place)
+                place.cache.ways[place.first] = UPDATED, place.host.nbytes
+
     def _alone(self, run: Any) -> None:
         """Runs something between two steps. No stream is being captured."""
         if not self._device.is_gpu:
@@ -452,13 +489,17 @@ class HostTables:
 
     def counter(self, constants: Iterable[Tensor]) -> LookupCounts:
         """What counts lookups in the caches of some constants, without a look at the device: see `engines.table_rows.LOOKUPS`."""
-        caches = [(one.counter(), one.row_bytes, one.bytes, one.table_bytes) for one in self._caches_of(constants)]
+        caches = [
+            (one.counter(), one.row_bytes, one.bytes, one.table_bytes, one.ways) for one in self._caches_of(constants)
+        ]
 
         def count() -> tuple[int, ...]:
-            found = [0, 0, 0, 0, 0, 0]
-            for counts, row, cache, tables in caches:
+            found = list(no_lookups())
+            for counts, row, *sizes, ways in caches:
                 hits, misses, admitted = counts()
-                for at, more in enumerate((hits + misses, hits, admitted, (misses + admitted) * row, cache, tables)):
+                files = sum(size for way, size in ways.values() if way == MAPPED)
+                own = (hits + misses, hits, admitted, (misses + admitted) * row, *sizes, files)
+                for at, more in enumerate(own):
                     found[at] += more
             return tuple(found)
 
@@ -472,7 +513,11 @@ class HostTables:
         found = dict(zip(LOOKUPS, self.counter(constants)(), strict=True))
         looked_up = found["table_rows_looked_up"]
         rate = found["table_rows_found"] / looked_up if looked_up else None
-        return {**found, "table_cache_rows": sum(cache.capacity for cache in caches), "table_hit_rate": rate}
+        sizes = dict[str, int]()
+        for way, size in (one for cache in caches for one in cache.ways.values()):
+            sizes[way] = sizes.get(way, 0) + size
+        rows = sum(cache.capacity for cache in caches)
+        return {**found, "table_cache_rows": rows, "table_hit_rate": rate, "host_tables": kept_in(sizes)}
 
 
 def _size(array: NDArray[Any]) -> int:
@@ -485,14 +530,28 @@ def _copied(array: NDArray[Any]) -> NDArray[Any]:
     return memory
 
 
-def _mapped(memory: NDArray[Any], device: Device) -> Tensor:
-    """An array in the host's memory, as the device sees it.
+def _hosted(array: NDArray[Any], device: Device, pack: str) -> tuple[Tensor, str, NDArray[Any], FileTable | None]:
+    """A table as the device sees it, how it is in the host's memory, the table there, and its file, if it is one."""
+    if pack and array.dtype == np.float32:
+        return _mapped(memory := packed(array, pack), device), PACKED, memory, None
+    file = FileTable.of(array)
+    if not isinstance(file, str):
+        try:
+            return _mapped(file.rows, device, file.pages), MAPPED, file.rows, file
+        except EngineError:
+            file = REFUSED
+    return _mapped(memory := _copied(array), device), file, memory, None
+
+
+def _mapped(memory: NDArray[Any], device: Device, file: NDArray[np.uint8] | None = None) -> Tensor:
+    """An array in the host's memory, as the device sees it; it may lie in the pages of a file.
 
     Raises:
         EngineError: CUDA does not pin it.
     """
     host = memory.reshape(-1).view(np.uint8)
     if device.is_gpu:
-        pin(host, device.place)
-        weakref.finalize(memory, runtime().cudaHostUnregister, ctypes.c_void_p(memory.ctypes.data)).atexit = False
+        pin(host if file is None else file, device.place, read_only=file is not None)
+        owner = memory if file is None else file
+        weakref.finalize(owner, runtime().cudaHostUnregister, ctypes.c_void_p(owner.ctypes.data)).atexit = False
     return seen_by(device.place, torch.from_numpy(host)).view(torch_dtype(memory.dtype.name)).view(memory.shape)

@@ -59,7 +59,7 @@ def update(
     attrs: Mapping[str, Any],
     state: Sequence[Sequence[Tensor]],
     numbers: Sequence[Tensor],
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Sequence[Tensor]],
     finite: Tensor | None = None,
 ) -> None:
     """Updates variables in place.
@@ -69,11 +69,11 @@ def update(
         attrs: The op's.
         state: The trained variables, and as many of each slot. Contiguous, on one GPU, of one of `DTYPES`.
         numbers: The op's inputs of one element of that type, in their order.
-        gradients: One for each trained variable, of its shape.
+        gradients: One for each trained variable, of its shape; of each rank such a list: the mean is taken, summed up in that order.
         finite: True if anything is to be changed, on the GPU; None: it is.
     """
-    gradients = [one.contiguous() for one in gradients]
-    rows, steps, vector = _rows([*zip(*state, gradients, strict=True)])
+    gradients = [[one.contiguous() for one in each] for each in gradients]
+    rows, steps, vector = _rows([*zip(*state, *gradients, strict=True)])
     if not rows:
         return
     first = state[0][0]
@@ -86,6 +86,7 @@ def update(
         OP=op.removeprefix("Apply"),
         OPTION=bool(attrs.get(name, default)),
         SLOTS=len(state),
+        RANKS=len(gradients),
         GUARDED=finite is not None,
         VECTOR=vector,
         T=first.dtype,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from msplit._version import __version__
-from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.device.device import Device, check, runtime
 from msplit.engines.cuda.kernels import toolchain
 from msplit.errors import EngineError, MsplitError, WriteError
 from msplit.formats.atomic import write_bytes_atomic
@@ -60,6 +60,7 @@ _STATIC_SHARED = 48 << 10
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # of CUfunction_attribute
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # of CUlaunchAttributeID
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 _MOST_PARAMETERS = 4096 // 4
 
@@ -173,12 +174,19 @@ class LoadedKernel:
         blocks = [*grid, 1, 1][:3]
         stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._index))
         threads, shared = (self.binary.warps * _WARP, 1, 1), self.binary.shared
+        start = functools.partial(
+            _driver().cuLaunchKernel, self._function, *blocks, *threads, shared, stream, places, None
+        )
         if self.binary.early:
             early = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1, b"")
             config = _Config((*blocks,), threads, shared, stream, ctypes.pointer(early), 1)
-            status = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, places, None)
-        else:
-            status = _driver().cuLaunchKernel(self._function, *blocks, *threads, shared, stream, places, None)
+            start = functools.partial(_driver().cuLaunchKernelEx, ctypes.byref(config), self._function, places, None)
+        status = start()
+        if (
+            status == _INVALID_CONTEXT
+        ):  # a thread whose first call this is: the driver, unlike the runtime, gives it no context
+            check(runtime().cudaSetDevice(self._index))
+            status = start()
         _check(status, f"launching kernel {self.binary.name}")
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from msplit.engines.cuda.kernels import optimizers as whole
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.memory import copy
 from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS, ROW_OPTIMIZERS, SPARSE_OPTIMIZERS, Optimizer
-from msplit.engines.cuda.kernels.optimizers import Given, compares
+from msplit.engines.cuda.kernels.optimizers import Given, compares, convert
 from msplit.engines.cuda.ops.embedding import rows_of_segments, sum_rows
 from msplit.engines.cuda.ops.reduce import unique_padded
 from msplit.engines.cuda.ops.variables import all_nowhere_unless, apart, change_rows, fit
@@ -97,7 +98,7 @@ def _register(op: str, optimizer: Optimizer) -> None:
         if of_rows:
             _update_rows(node, op, slots, numbers, [tuple(given)])
         else:
-            _update_whole(node, op, slots, numbers, given)
+            _update_whole(node, op, slots, numbers, [given])
         return tuple(state)
 
     lowered.__doc__ = f"A step on rows. {optimizer.formula.__doc__}" if of_rows else optimizer.formula.__doc__
@@ -112,30 +113,37 @@ for _op, _row in (OPTIMIZERS | SPARSE_OPTIMIZERS).items():
 def apply_flat(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Updates many variables as the op that the attribute `op` names does one of them, as if they were one flat tensor.
 
-    Inputs are the `count` trained variables, then as many of each slot, the numbers that all share, and the gradients.
+    Inputs are the `count` trained variables, then as many of each slot, the numbers that all share, and the gradients. With the attribute
+    `ranks` these are of so many ranks, one's behind the other's, and their mean is taken.
     """
     op, count = node.attrs["op"], node.attrs["count"]
-    last = OPTIMIZERS[op].variables * count
+    last, own = OPTIMIZERS[op].variables * count, count * node.get("ranks", 1)
     state = [inputs[start : start + count] for start in range(0, last, count)]
-    _update_whole(node, op, state, inputs[last:-count], inputs[-count:])
+    gradients = [inputs[-start : count - start or None] for start in range(own, 0, -count)]
+    _update_whole(node, op, state, inputs[last:-own], gradients)
     return tuple(inputs[:last])
 
 
 def _update_whole(
-    node: Node, op: str, state: Sequence[Sequence[Tensor]], numbers: Sequence[Tensor], gradients: Sequence[Tensor]
+    node: Node,
+    op: str,
+    state: Sequence[Sequence[Tensor]],
+    numbers: Sequence[Tensor],
+    every: Sequence[Sequence[Tensor]],
 ) -> None:
-    """Updates variables, given slot by slot, in one kernel or one after the other. With the attribute `guarded` the last number is whether
-    anything is to be changed."""
-    for same in zip(*state, gradients, strict=True):
+    """Updates variables, given slot by slot, by the mean of the gradients of each rank, in one kernel or one after the other. With the
+    attribute `guarded` the last number is whether anything is to be changed."""
+    for same in zip(*state, *every, strict=True):
         fit(node, *same)
     finite = None
     if node.get("guarded", False):
         *numbers, finite = numbers
     written = [one for slot in state for one in slot]
-    numbers, gradients = apart(numbers, written), apart(gradients, written)
+    numbers, every = apart(numbers, written), [apart(each, written) for each in _distinct(every)]
     if whole.fits(op, written, numbers):
-        whole.update(op, node.attrs, state, numbers, gradients, finite)
+        whole.update(op, node.attrs, state, numbers, every, finite)
         return
+    gradients = _mean(every)
     before = [] if finite is None else [one.clone() for one in written]
     for variables, gradient in zip(zip(*state, strict=True), gradients, strict=True):
         for old, new in zip(variables, OPTIMIZERS[op].step(node.attrs, variables, numbers, gradient), strict=True):
@@ -201,21 +209,72 @@ _ALIGNED = 16
 
 @lowering("_AllReduce", own=True)
 def all_reduce(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The mean over all ranks of each of `count` values, which lie side by side. Behind them comes the token of the op before, if any."""
-    values = inputs[: node.attrs["count"]]
+    """The mean over all ranks of each of `count` values, which lie side by side. Behind them comes the token of the op before, if any.
+
+    With the attribute `ranks` the values of each rank instead, where they lie, one rank's behind the other's; or their means so many times,
+    where these are faster to make. Both stay until the next `_AllWait`.
+    """
+    values, ranks = inputs[: node.attrs["count"]], node.get("ranks", 1)
     step = _ALIGNED // values[0].element_size()
     sizes = [-(-max(value.numel(), 1) // step) * step for value in values]
     group = _group(values[0])
-    flat = (
-        values[0].new_empty(sum(sizes)) if group is None else group.room(values[0], sum(sizes), node.attrs["message"])
-    )
-    parts = [
-        part[: value.numel()].view(value.shape) for part, value in zip(torch.split(flat, sizes), values, strict=True)
-    ]
-    torch._foreach_copy_(parts, list(values))
-    if group is not None:
+    if group is None:
+        flat = values[0].new_empty(sum(sizes))
+    else:
+        flat = group.room(values[0], sum(sizes), node.attrs["message"], by_rank=ranks > 1)
+
+    def parts(flat: Tensor) -> list[Tensor]:
+        every = zip(torch.split(flat, sizes), values, strict=True)
+        return [part[: value.numel()].view(value.shape) for part, value in every]
+
+    _pack(values, parts(flat))
+    every = None if group is None or ranks == 1 else group.read(flat)
+    if group is not None and every is None:
         group.average(flat)
-    return *parts, _token(flat)
+    return *(part for one in every or [flat] * ranks for part in parts(one)), _token(flat)
+
+
+def _pack(values: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+    """Copies values to where they lie side by side. Of whole vectors without gaps one kernel does it on a GPU: see `convert`."""
+    own = can_launch(parts[0].device)
+    whole = [
+        own and one.is_contiguous() and not one.nbytes % _ALIGNED and not one.data_ptr() % _ALIGNED for one in values
+    ]
+    others = [number for number, alone in enumerate(whole) if not alone]
+    if others:
+        torch._foreach_copy_([parts[one] for one in others], [values[one] for one in others])
+    convert([*compress(values, whole)], [*compress(parts, whole)])
+
+
+@lowering("_AllWait", own=True)
+def all_wait(node: Node, like: Tensor) -> Tensor:
+    """Waits until all ranks are in this step, and so none reads what a message of the last one brought. A token, for the first message."""
+    group = _group(like)
+    if group is not None:
+        group.wait(like.device)
+    return like.new_empty(1, dtype=torch.uint8)
+
+
+@lowering("_AllMean", own=True)
+def all_mean(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The means over all ranks of values that `_AllReduce` gave of each: `count` of the first rank, as many of the next one."""
+    count = node.attrs["count"]
+    every = _distinct([inputs[start : start + count] for start in range(0, len(inputs), count)])
+    return tuple(_mean(every) if len(every) > 1 else [one.clone() for one in every[0]])
+
+
+def _distinct(every: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
+    """Values by rank; those of the first alone where all have the same memory, and so are their own mean."""
+    same = all(one.data_ptr() == first.data_ptr() for each in every for one, first in zip(each, every[0], strict=True))
+    return every[:1] if same else every
+
+
+def _mean(every: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    """Means of values by rank, summed up in that order."""
+    found, *others = every
+    for each in others:
+        found = torch._foreach_add(found, each)
+    return torch._foreach_div(found, len(every)) if others else found
 
 
 @lowering("_AllGather", own=True)
@@ -224,23 +283,20 @@ def all_gather(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
 
     Those that `scaled` says are divided by the number of ranks: rows of a gradient of a mean over fewer rows.
     """
-    ranks, values = node.attrs["ranks"], inputs[: node.attrs["count"]]
-    raw = [value.contiguous().view(-1).view(torch.uint8) for value in values]
-    sizes = [-(-max(one.numel(), 1) // _ALIGNED) * _ALIGNED for one in raw]
-    own = raw[0].new_empty(sum(sizes))
-    torch._foreach_copy_([part[: one.numel()] for part, one in zip(torch.split(own, sizes), raw, strict=True)], raw)
-    group = _group(own)
+    ranks, values = node.attrs["ranks"], list(inputs[: node.attrs["count"]])
+    rows = [number for number, scaled in enumerate(node.attrs["scaled"]) if scaled]
+    for number, scaled in zip(
+        rows, torch._foreach_div([values[one] for one in rows], ranks) if rows else (), strict=True
+    ):
+        values[number] = scaled
+    own = [value.contiguous() for value in values]
+    group = _group(own[0])
     if group is None:
-        every = own.repeat(ranks, 1)
+        every = [one.repeat(ranks, *[1] * (one.dim() - 1)) for one in own]
     else:
-        every = own.new_empty((ranks, own.numel()))
+        every = [one.new_empty((ranks * one.shape[0], *one.shape[1:])) for one in own]
         group.gather(every, own)
-    found = []
-    for part, one, value, scaled in zip(torch.split(every, sizes, 1), raw, values, node.attrs["scaled"], strict=True):
-        rows = part[:, : one.numel()].contiguous().view(-1).view(value.dtype)
-        rows = rows.view(ranks * value.shape[0], *value.shape[1:])
-        found.append(rows / ranks if scaled else rows)
-    return *found, _token(own)
+    return *every, _token(own[0])
 
 
 @lowering("_OwnSteps", own=True)

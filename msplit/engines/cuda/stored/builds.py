@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -73,12 +74,12 @@ class Opened:
     """A build on its device: its weights, and what makes its buckets run.
 
     Args:
-        weights: The bytes of the weights.
+        weights: The bytes of the weights that the device has.
         kernels: The folder of compiled kernels. Its files are verified. None: this process has made them.
         options: Device, whether to capture, and whether kernels are chosen by measuring.
         ieee: See `Job`.
         fits: See `program.unpack`.
-        tables: Bytes at the end of the weights that stay in the host's memory.
+        tables: Bytes of tables that stay in the host's memory; see `StoredTables`.
         name: Hash of the weights.
 
     Attributes:
@@ -93,7 +94,7 @@ class Opened:
         *,
         ieee: bool,
         fits: bool,
-        tables: int = 0,
+        tables: Mapping[int, np.ndarray[Any, Any]] = MappingProxyType({}),
         name: str = "",
     ) -> None:
         self._options, self._ieee, self._fits = options, ieee, fits
@@ -104,10 +105,9 @@ class Opened:
                 Store.of(place).add(kernels)
         self._place, self.steps = place, StepCounter()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
-        own, hosted = weights[: len(weights) - tables], weights[len(weights) - tables :]
-        self._memory, why = held_once(own, place, name) if len(own) else (empty, "")
+        self._memory, why = held_once(weights, place, name) if len(weights) else (empty, "")
         self.notes = (f"processes of this GPU have weights of their own, and do not share them: {why}",) if why else ()
-        self._tables = StoredTables(hosted, place)
+        self._tables = StoredTables(tables, place)
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
 
     def restore(self, program: bytes, feeds: Arrays, host: HostPart | None = None) -> Restored:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,13 +84,19 @@ class Weights:
         return where if place is None else [*where, place.cache.capacity, *filter(None, [place.packed])]
 
     def memory(self) -> NDArray[np.uint8]:
-        """Bytes of the file in one array."""
-        pieces = [np.frombuffer(piece, np.uint8) for piece in self.pieces()]
+        """Bytes of what the device has, in one array."""
+        pieces = [np.frombuffer(piece, np.uint8) for piece in self.pieces((0,))]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.uint8)
 
-    def pieces(self) -> Iterator[memoryview]:
-        """The bytes of the file."""
-        for name in sorted(self.blocks, key=lambda one: (one[0], self.blocks[one][0])):
+    def tables(self) -> dict[int, NDArray[np.uint8]]:
+        """Blocks of what stays in the host's memory, by where each begins, for `StoredTables`."""
+        return {start: data.numpy() for (hosted, *_), (start, data) in self.blocks.items() if hosted}
+
+    def pieces(self, kinds: Collection[int] = (0, 1)) -> Iterator[memoryview]:
+        """The bytes of the file, or of what the device (0) or the host (1) has."""
+        for name in sorted(
+            (one for one in self.blocks if one[0] in kinds), key=lambda one: (one[0], self.blocks[one][0])
+        ):
             data = self.blocks[name][1]
             yield memoryview(data.numpy()).cast("B")
             yield memoryview(bytes(-data.numel() % ALIGNED))
@@ -122,11 +128,11 @@ class StoredTables:
     """Tables of a file that stay in the host's memory.
 
     Args:
-        data: Their bytes.
+        blocks: Their bytes, by where they begin behind those of what the device has.
         place: The device that looks rows up in them.
     """
 
-    data: NDArray[np.uint8]
+    blocks: Mapping[int, NDArray[np.uint8]]
     place: torch.device
     _arrays: dict[tuple[Any, ...], NDArray[Any]] = field(default_factory=dict)
 
@@ -153,11 +159,13 @@ class StoredTables:
     def _array(self, name: str, shape: tuple[int, ...], start: int) -> NDArray[Any]:
         dtype = numpy_dtype(name)
         size = math.prod(shape) * dtype.itemsize
-        if not shape or min(shape) < 1 or not 0 <= start <= start + size <= len(self.data):
+        begin = max((one for one in self.blocks if one <= start), default=0)
+        data, start = self.blocks.get(begin, np.zeros(0, np.uint8)), start - begin
+        if not shape or min(shape) < 1 or not 0 <= start <= start + size <= len(data):
             raise ValueError("a table lies outside of the file")
-        key = name, shape, start
+        key = name, shape, begin + start
         if key not in self._arrays:
-            self._arrays[key] = self.data[start : start + size].view(dtype).reshape(shape)
+            self._arrays[key] = data[start : start + size].view(dtype).reshape(shape)
         return self._arrays[key]
 
 

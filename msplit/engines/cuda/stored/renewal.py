@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,6 +92,7 @@ class Renewal:
     def take_over(self, agree: Callable[[], object] = bool) -> None:
         """Copies the values to where the others are, and waits for that. No step may run meanwhile. Nothing has changed where `agree`
         raises."""
+        _own(old for old, _ in self.pairs)
         agree()
         for place in {old.device for old, _ in self.pairs}:
             with aside(str(place)), torch.no_grad():
@@ -122,6 +123,7 @@ class RowRenewal:
 
     def take_over(self, agree: Callable[[], object] = bool) -> None:
         """Copies the rows, and looks at a step. The old rows are back where that, or `agree`, raises. No step may run meanwhile."""
+        _own(table for table, _, _ in self.rows)
         before = []
         for table, ids, _ in self.rows:
             with aside(str(table.device)):  # over before they are written to
@@ -139,6 +141,12 @@ class RowRenewal:
             with aside(str(table.device)), torch.no_grad():
                 table.index_copy_(0, ids, values)
                 Device.of(table.device).owned(HostTables).forget(table, ids)
+
+
+def _own(tables: Iterable[torch.Tensor]) -> None:
+    """Has tables that are files of the host in memory: they are about to be written to. Raises what `HostTables.own` does."""
+    for one in tables:
+        Device.of(one.device).owned(HostTables).own([one])
 
 
 def rows_of(

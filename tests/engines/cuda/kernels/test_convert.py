@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels import optimizers
 from msplit.engines.cuda.ops import cast
+from msplit.engines.cuda.ops import optimizers as exchange
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 
@@ -28,7 +30,7 @@ BFLOAT16 = pytest.param(
 )
 
 
-@pytest.mark.parametrize("dtype", [BFLOAT16, torch.float16])
+@pytest.mark.parametrize("dtype", [BFLOAT16, torch.float16, torch.float32])
 @pytest.mark.parametrize("blocks", [1, 4096])
 def test_values_are_those_of_pytorch(dtype, blocks, monkeypatch):
     monkeypatch.setattr(optimizers, "_PROGRAMS", blocks)  # several steps of a program
@@ -45,6 +47,18 @@ def test_those_with_gaps_are_converted_too(monkeypatch):
     found = cast.cast_all(SimpleNamespace(attrs={"DstT": "float16"}), *given)
     for one, result in zip(given, found, strict=True):
         torch.testing.assert_close(result, one.half(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_values_are_packed_with_gaps_or_without(monkeypatch):
+    monkeypatch.setattr(exchange, "can_launch", lambda place: True)
+    given = [*values(), torch.arange(24.0, device=DEVICE).reshape(4, 6).T, torch.arange(9.0, device=DEVICE)[1:]]
+    *made, token = exchange.all_reduce(
+        Node("message", "_AllReduce", {"count": len(given), "message": 0, "ranks": 2}), *given
+    )
+    assert token.numel() == 0
+    for one, result in zip(given * 2, made, strict=True):
+        torch.testing.assert_close(result, one, rtol=0, atol=0, equal_nan=True)
+    assert [one.data_ptr() for one in made[: len(given)]] == [one.data_ptr() for one in made[len(given) :]]
 
 
 def test_nothing_is_converted_by_no_kernel():

@@ -191,6 +191,24 @@ def test_an_early_kernel_is_launched_as_one(driver: Driver) -> None:
     assert driver.attribute == (6, 1), "programmatic stream serialization, allowed"
 
 
+def test_a_thread_whose_first_call_is_a_launch_gets_the_context_of_the_gpu(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver answers CUDA_ERROR_INVALID_CONTEXT there, where the runtime would make the GPU current by itself."""
+    kernel, chosen, launched = LoadedKernel(BINARY, torch.device("cuda", 1)), list[int](), driver.cuLaunchKernel
+    driver.types = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
+
+    class Runtime:
+        def cudaSetDevice(self, index: int) -> int:
+            chosen.append(index)
+            return 0
+
+    monkeypatch.setattr(store, "runtime", Runtime)
+    driver.cuLaunchKernel = lambda *given: launched(*given) if chosen else 201  # type: ignore[method-assign]
+    kernel.launch((1,), [torch.arange(4), 1, 2])
+    assert (chosen, len(driver.launched)) == ([1], 1)
+
+
 def test_much_shared_memory_is_asked_for(driver: Driver) -> None:
     LoadedKernel(Binary("big", 4, 100_000, (), (), b"code"), PLACE)
     assert driver.shared == 100_000

@@ -200,6 +200,30 @@ def test_many_variables_are_updated_as_each_of_them(op):
     assert all(one.equal(other) for one, other in zip(state, each, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("op", ["ApplyGradientDescent", "ApplyAdam"])
+def test_a_gradient_of_each_rank_is_as_their_mean(op, dtype):
+    made = inputs_of(op, 5, torch.Generator().manual_seed(0), dtype)
+    state, numbers, gradients = ([one.to(DEVICE) for one in each] for each in made)
+    edges = [0.0, -0.0, -0.0, np.nan, np.inf, -np.inf, -np.inf, 6e-8, 1e-45, 1e-45, 65504.0, 65504.0]
+    gradients[4][: len(edges)] = torch.tensor(edges, dtype=dtype)
+    others = [one.reshape(-1).roll(1).reshape(one.shape) for one in gradients]
+    ways = []
+    for given in (
+        [*gradients, *others],
+        [(one + other) / 2 for one, other in zip(gradients, others, strict=True)],
+        gradients * 2,
+    ):
+        copies, ranks = [one.clone() for one in state], len(given) // 5
+        node = Node("all", "_ApplyFlat", {"op": op, "count": 5, **({"ranks": ranks} if ranks > 1 else {})})
+        table()["_ApplyFlat"].function(node, *copies, *numbers, *given)
+        ways.append(copies)
+    table()["_ApplyFlat"].function(Node("all", "_ApplyFlat", {"op": op, "count": 5}), *state, *numbers, *gradients)
+    for found, right in (ways[:2], (ways[2], state)):  # of one memory the mean is what lies there
+        for one, other in zip(found, right, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_gradient_or_number_in_the_memory_of_a_variable_is_read_before_it_changes():
     first, second, rate = torch.ones(3), torch.full((3,), 2.0), torch.tensor(0.5)
     node = Node("all", "_ApplyFlat", {"op": "ApplyGradientDescent", "count": 3})
@@ -228,6 +252,7 @@ from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS
 COUNTS = dict(zip(sorted(kernel.OPTIONS), (3, 1, 2, 6, 6, 4, 4, 5, 1, 2, 2, 4), strict=True))
 draw = torch.Generator().manual_seed(0)
 kernel._PROGRAMS = 1
+EDGES = torch.tensor([0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-45, 3e-45, 3e38, -3e38, 1e-39])
 CASES = [(op, on, torch.float32) for op, (option, _) in kernel.OPTIONS.items() for on in ((False, True) if option else (False,))]
 for op, on, dtype in [*CASES, ("ApplyFtrl", None, torch.float32), ("ApplyAdam", True, torch.float64)]:
     for shapes in ([(4,), (1500,), (0,), (8, 4)], [(3, 5), ()]):
@@ -241,14 +266,22 @@ for op, on, dtype in [*CASES, ("ApplyFtrl", None, torch.float32), ("ApplyAdam", 
         numbers = [torch.tensor(0.3 + 0.1 * place, dtype=dtype) for place in range(COUNTS[op])]
         if "Ftrl" in op:
             numbers[-1] = torch.tensor(-0.3 if on is None else -0.5, dtype=dtype)
-        wanted = [[one.clone() for one in slot] for slot in state]
+        wanted, twice, mean = ([[one.clone() for one in slot] for slot in state] for _ in range(3))
         attrs = {kernel.OPTIONS[op][0]: bool(on)}
         for variables, gradient in zip(zip(*wanted), gradients):
             for old, new in zip(variables, optimizer.step(attrs, variables, numbers, gradient), strict=True):
                 old.copy_(new)
-        kernel.update(op, attrs, state, numbers, gradients)
+        kernel.update(op, attrs, state, numbers, [gradients])
         for found, right in zip(sum(state, []), sum(wanted, [])):
             torch.testing.assert_close(found, right, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-14, equal_nan=True)
+        for one in gradients:
+            one.view(-1)[:len(EDGES)] = EDGES[:one.numel()].to(dtype)
+        others = [one.flip(0) if one.dim() else one * 3 for one in gradients]
+        kernel.update(op, attrs, twice, numbers, [gradients, others])
+        kernel.update(op, attrs, mean, numbers, [[(one + other) / 2 for one, other in zip(gradients, others)]])
+        for found, right in zip(sum(twice, []), sum(mean, [])):
+            kind = {4: torch.int32, 8: torch.int64}[dtype.itemsize]
+            assert torch.equal(found.nan_to_num(7).view(kind), right.nan_to_num(7).view(kind)), op
 """
 
 

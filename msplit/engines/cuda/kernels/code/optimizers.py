@@ -16,12 +16,12 @@ from msplit.engines.cuda.kernels import optimizer_formulas as formulas
 @triton.jit  # type: ignore[untyped-decorator]
 def update(  # type: ignore[no-untyped-def]
     table, a, b, c, d, e, f, finite,
-    OP: tl.constexpr, OPTION: tl.constexpr, SLOTS: tl.constexpr, GUARDED: tl.constexpr, VECTOR: tl.constexpr, T: tl.constexpr,
-    BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    OP: tl.constexpr, OPTION: tl.constexpr, SLOTS: tl.constexpr, RANKS: tl.constexpr, GUARDED: tl.constexpr, VECTOR: tl.constexpr,
+    T: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """One program updates the elements that a row of the table tells: addresses of variable, slots and gradient, and a count."""
-    row = table + tl.program_id(0) * (SLOTS + 2)
-    count = tl.multiple_of(tl.load(row + SLOTS + 1).to(tl.int32), VECTOR)
+    """One program updates the elements that a row of the table tells: addresses of variable, slots and each rank's gradient, a count."""
+    row = table + tl.program_id(0) * (SLOTS + RANKS + 1)
+    count = tl.multiple_of(tl.load(row + SLOTS + RANKS).to(tl.int32), VECTOR)
     if GUARDED:
         count = tl.multiple_of(tl.where(tl.load(finite) != 0, count, 0), VECTOR)
     a, b, c, d, e, f = tl.load(a), tl.load(b), tl.load(c), tl.load(d), tl.load(e), tl.load(f)
@@ -31,6 +31,9 @@ def update(  # type: ignore[no-untyped-def]
         at_v = _at(row, T, VECTOR) + place
         at_p, at_q, at_r = at_v, at_v, at_v
         g = tl.load(_at(row + SLOTS, T, VECTOR) + place, mask=exists, other=0)
+        for rank in tl.static_range(1, RANKS):
+            g += tl.load(_at(row + SLOTS + rank, T, VECTOR) + place, mask=exists, other=0)
+        g = g * (1 / RANKS) if RANKS > 1 else g
         v = tl.load(at_v, mask=exists, other=0)
         p, q, r = v, v, v
         if SLOTS > 1:

@@ -13,32 +13,41 @@ A value of fixed size that is made of rows is a part. To find these, the shapes 
 the graph fixes the batch there are none: then what an update takes is averaged there, gradients that were clipped after that.
 
 Collectives of a step: what processes exchange, side by side in as few messages as can be, in an order that all of them share.
+
+Of the last message, beside which nothing is left to compute, no means are made where two GPUs read each other's memory: updates read the
+gradients of both where they lie, which takes no longer than to bring the means, and what moves variables moves meanwhile.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
 
 from msplit.core.dag import reached
 from msplit.engines.base import HANDED, STEPS
+from msplit.engines.cuda.device.ranks import uses_symmetric_memory
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, mutated
-from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS, Optimizer
+from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS, ROW_OPTIMIZERS, Optimizer
 from msplit.engines.cuda.ops.embedding import IN_ORDER
 from msplit.engines.cuda.options import Shards
+from msplit.engines.cuda.passes.updates.merge_updates import average_gradients
 from msplit.errors import EngineError
 from msplit.opset.traits import SPARSE_SEGMENTS, ops_with
 
 BUCKET = 16 << 20
 """Bytes after which an all-reduce takes no more along: it begins while the rest is computed. Two H200 take 73 µs for 15 MB in one, 92 in
 two, 135 in four: smaller ones take longer than what they begin earlier."""
+
+
+READERS = 2
+"""Ranks of which updates read the gradients. As many bytes cross as for means, with more ranks more."""
 
 
 @dataclass(frozen=True)
@@ -60,37 +69,84 @@ class Said:
 
 
 def insert(
-    graph: OpGraph, every: Sequence[Said], reads: dict[tuple[int, int], tuple[Key, bool]], ranks: int
-) -> dict[tuple[Key, bool], Key]:
+    graph: OpGraph,
+    every: Sequence[Said],
+    reads: dict[tuple[int, int], tuple[Key, bool]],
+    ranks: int,
+    summed: Set[Key] = frozenset(),
+    ready: Sequence[Key] = (),
+) -> tuple[dict[tuple[Key, bool], Key], dict[Key, list[Key]]]:
     """Adds the collectives, each behind the one before.
 
     Args:
         every: What is exchanged.
         reads: By op and slot what it reads instead: a value, and whether its rows are gathered.
         ranks: How many there are.
+        summed: Values that updates may take of each rank.
+        ready: An input, which is there when a step begins.
 
     Returns:
-        What stands for each value, averaged or gathered.
+        What stands for each value, averaged or gathered; and what stands for those that are taken of each rank.
     """
     made: dict[tuple[Key, bool], Key] = {}
+    of_ranks: dict[Key, list[Key]] = {}
     token: list[Key] = []
     readers = {what: number for (number, _), what in reversed(reads.items())}
-    for message, bucket in enumerate(_buckets(graph, every)):
+    buckets = _buckets(graph, every)
+    late = [number for number, bucket in enumerate(buckets) if _is_summed(graph, bucket, summed)][-1:]
+    for message, bucket in enumerate(buckets):
         first = bucket[0]
         near = graph.ops[first.key[0] if first.key[0] in graph.ops else readers[first.key, first.gathered]]
+        if late and not message:  # beside the first ops of a step
+            token = [graph.add("_AllWait", near, {}, [*ready], (1,), "uint8").out]
         attrs: dict[str, Any] = {"count": len(bucket), "message": message}
         if first.gathered:
             attrs |= {"ranks": ranks, "scaled": tuple(one.scaled for one in bucket)}
+        elif message in late:
+            attrs["ranks"] = ranks
         name = "_AllGather" if first.gathered else "_AllReduce"
         number = graph.add(name, near, attrs, [*(one.key for one in bucket), *token]).node
-        for port, one in enumerate(bucket):
-            made[one.key, one.gathered] = number, port
-            shape = _shape(graph, one.key)
-            gathered = (shape[0] * ranks, *shape[1:]) if one.gathered else shape
-            graph.describe((number, port), gathered, graph.dtype(one.key))
-        token = [(number, len(bucket))]
-        graph.describe(token[0], (0,), "uint8")
-    return made
+        given, token = _outputs(graph, number, bucket, ranks, by_rank=message in late)
+        if message in late:
+            of_ranks = {key: keys for (key, _), keys in given.items() if key in summed}
+            given = _means(graph, near, {what: keys for what, keys in given.items() if what[0] not in summed})
+        made |= {what: keys[0] for what, keys in given.items()}
+    return made, of_ranks
+
+
+def _is_summed(graph: OpGraph, bucket: Sequence[Said], summed: Set[Key]) -> bool:
+    """True if updates may take most of a message of each rank."""
+    sizes = {one.key: math.prod(_shape(graph, one.key)) for one in bucket}
+    return 2 * sum(size for key, size in sizes.items() if key in summed) > sum(sizes.values())
+
+
+_Given = dict[tuple[Key, bool], list[Key]]
+"""What a message gives for each value, averaged or gathered: one value, or that of each rank."""
+
+
+def _outputs(
+    graph: OpGraph, number: int, bucket: Sequence[Said], ranks: int, *, by_rank: bool
+) -> tuple[_Given, list[Key]]:
+    """Describes the outputs of a message. These, and its token."""
+    given: _Given = {}
+    for port, one in enumerate([*bucket] * (ranks if by_rank else 1)):
+        shape = _shape(graph, one.key)
+        gathered = (shape[0] * ranks, *shape[1:]) if one.gathered else shape
+        graph.describe((number, port), gathered, graph.dtype(one.key))
+        given.setdefault((one.key, one.gathered), []).append((number, port))
+    token = number, sum(map(len, given.values()))
+    graph.describe(token, (0,), "uint8")
+    return given, [token]
+
+
+def _means(graph: OpGraph, near: Op, given: _Given) -> _Given:
+    """Adds an op that makes the means of values of each rank, if there are any."""
+    if not given:
+        return {}
+    number = graph.add("_AllMean", near, {"count": len(given)}, [*chain(*zip(*given.values(), strict=True))]).node
+    for port, (key, _) in enumerate(given):
+        graph.describe((number, port), graph.shape(key), graph.dtype(key))
+    return {what: [(number, port)] for port, what in enumerate(given)}
 
 
 def _buckets(graph: OpGraph, every: Iterable[Said]) -> list[list[Said]]:
@@ -301,20 +357,49 @@ def insert_allreduce(graph: OpGraph, shards: Shards, resized: OpGraph | None) ->
         # What the host makes of inputs is local unless it is known to have a fixed size.
         if name in shards.inputs or (name.endswith(HANDED) and (resized is None or walk.resizes(key))):
             walk.kinds[key] = Kind.LOCAL
+    local = [*walk.kinds]
     for op in list(graph.ops.values()):
         walk.visit(op)
     fetched = [key for key in graph.fetches.values() if walk.kind(key) is Kind.PART or _is_loss(walk, key)]
     for key in fetched:
         walk.said.setdefault((key, False), Said(key, walk.waves.get(key, 0), walk.place))
     _draw_apart(graph, walk)
-    made = insert(graph, [*walk.said.values()], walk.reads, shards.count)
-    for (number, slot), what in walk.reads.items():
-        graph.ops[number].inputs[slot] = made[what]
-        if what[1] and graph.ops[number].op == _SUM:
-            graph.ops[number].attrs[IN_ORDER] = True  # each process sums up the rows of all
+    made, of_ranks = insert(
+        graph, [*walk.said.values()], walk.reads, shards.count, _summed(walk, fetched), [*local][:1]
+    )
+    _read_instead(graph, walk, made, of_ranks)
     graph.fetches = {name: made[key, False] if key in fetched else key for name, key in graph.fetches.items()}
     graph.sort()
     return any(gathered for _, gathered in walk.said)
+
+
+def _read_instead(
+    graph: OpGraph, walk: _Walk, made: Mapping[tuple[Key, bool], Key], of_ranks: Mapping[Key, Sequence[Key]]
+) -> None:
+    """Lets ops read what is exchanged. Updates that make a mean themselves read that of each rank."""
+    for (number, slot), what in walk.reads.items():
+        op = graph.ops[number]
+        op.inputs[slot] = made[what] if what in made else of_ranks[what[0]][0]
+        if what[1] and op.op == _SUM:
+            op.attrs[IN_ORDER] = True  # each process sums up the rows of all
+    for (number, _), (key, _) in walk.reads.items():  # behind the others: places of inputs become others
+        if key in of_ranks:
+            average_gradients(graph.ops[number], of_ranks[key])
+
+
+def _summed(walk: _Walk, fetched: Sequence[Key]) -> frozenset[Key]:
+    """Gradients that updates alone take, whose kernel sums up those of all ranks itself. None where it is not to."""
+    if walk.shards.count != READERS or not uses_symmetric_memory():
+        return frozenset()
+    alone = {
+        key: walk.graph.dtype(key) == "float32" and key not in fetched for key, gathered in walk.said if not gathered
+    }
+    for (number, slot), (key, gathered) in walk.reads.items():
+        op = walk.graph.ops[number]
+        row = OPTIMIZERS.get(op.op)
+        takes = row is not None and row.kernel and slot == row.gradient and not op.attrs.get("guarded", False)
+        alone[key] = alone.get(key, False) and takes and not gathered
+    return frozenset(key for key, holds in alone.items() if holds)
 
 
 def _is_loss(walk: _Walk, key: Key) -> bool:

@@ -48,8 +48,11 @@ from msplit.progress import importing, phase
 SECONDS = 30.0
 """Time for compiling the groups of one graph; what is left then stays as it is."""
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-"""Shape, strides and dtype of a tensor."""
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]
+"""Shape, strides and dtype of a tensor, and whether it begins at a multiple of `_ALIGNED` bytes, which a kernel for the GPU may use."""
+
+_ALIGNED = 16
+"""Bytes that a kernel loads at once, where it is compiled for a tensor that begins at a multiple of them."""
 
 _OPTIONS: Mapping[str, Any] = {
     "fx_graph_cache": True,
@@ -83,8 +86,9 @@ class Kernel:
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         """The group's outputs. Tensors that lie otherwise in memory than those it was compiled for go through its ops one by one."""
-        if tuple(map(layout, tensors)) != self.layouts:
-            return self.body(*tensors)
+        for tensor, (*lies, aligned) in zip(tensors, self.layouts, strict=True):
+            if lies != [*layout(tensor)[:3]] or (aligned and _begins_between(tensor)):
+                return self.body(*tensors)
         results: Sequence[torch.Tensor] = self.run(*tensors)
         return results
 
@@ -122,8 +126,18 @@ class CompileReport:
 
 
 def layout(tensor: torch.Tensor) -> Layout:
-    """Layout of a tensor in memory."""
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+    """Layout of a tensor in memory.
+
+    One whose bytes are no multiple of `_ALIGNED` counts as not aligned wherever it lies: inputs lie side by side, so that it may begin
+    elsewhere in a step than where it was looked at; and a kernel would gain next to nothing.
+    """
+    aligned = not _begins_between(tensor) and not (tensor.is_cuda and tensor.nbytes % _ALIGNED)
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, aligned
+
+
+def _begins_between(tensor: torch.Tensor) -> bool:
+    """True for a tensor on a GPU that begins between two multiples of `_ALIGNED` bytes. On the CPU any address will do."""
+    return tensor.is_cuda and bool(tensor.data_ptr() % _ALIGNED)
 
 
 class _Made(dict[tuple[Any, ...], Kernel | str]):
@@ -230,22 +244,29 @@ class Compiler:
 
 def _name(body: Body, layouts: tuple[Layout, ...]) -> str:
     """Name that a group's kernel is kept by."""
-    return f"fused {hashlib.sha256(repr(body.key).encode()).hexdigest()} {layouts}"
+    name = f"fused {hashlib.sha256(repr(body.key).encode()).hexdigest()} {tuple(lies[:3] for lies in layouts)}"
+    between = [number for number, lies in enumerate(layouts) if not lies[3]]
+    return f"{name} anywhere {between}" if between else name
 
 
 def examples(layouts: Sequence[Layout], device: torch.device) -> list[torch.Tensor]:
-    """Tensors that lie so, of any values."""
-    return [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in layouts]
+    """Tensors that lie so, of any values. What is not aligned begins one element behind where it would be, which the compiler sees."""
+    made = []
+    for shape, stride, dtype, aligned in layouts:
+        span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
+        memory = torch.empty(span + (not aligned), dtype=dtype, device=device)
+        made.append(memory.as_strided(shape, stride, int(not aligned)))
+    return made
 
 
 def packed_layouts(layouts: Sequence[Layout]) -> Any:
     """Layouts as plain data for JSON."""
-    return [[shape, stride, dtype_name(dtype)] for shape, stride, dtype in layouts]
+    return [[shape, stride, dtype_name(dtype), aligned] for shape, stride, dtype, aligned in layouts]
 
 
 def unpacked_layouts(data: Any) -> tuple[Layout, ...]:
-    """Restores layouts from the data of `packed_layouts`."""
-    return tuple((tuple(shape), tuple(stride), torch_dtype(dtype)) for shape, stride, dtype in data)
+    """Restores layouts from the data of `packed_layouts`. Where older builds say nothing of it, tensors have to be aligned."""
+    return tuple((tuple(one[0]), tuple(one[1]), torch_dtype(one[2]), all(one[3:])) for one in data)
 
 
 @contextlib.contextmanager

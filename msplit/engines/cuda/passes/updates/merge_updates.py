@@ -56,10 +56,21 @@ def merge_updates(graph: OpGraph) -> bool:
 
 
 def _whole(graph: OpGraph, op: Op) -> Update:
-    optimizer = known(OPTIMIZERS.get(op.op))
-    require(math.prod(known(graph.shape(op.inputs[0]))) <= LARGEST)
-    variables, numbers, gradient = optimizer.parts(op.inputs)
-    return Update(op, op.op, variables, numbers, [gradient], op.attrs)
+    if op.op == FLAT and op.attrs["count"] == 1:
+        name, count, ranks = op.attrs["op"], OPTIMIZERS[op.attrs["op"]].variables, op.attrs["ranks"]
+        variables, numbers, gradients = op.inputs[:count], op.inputs[count:-ranks], op.inputs[-ranks:]
+    else:
+        name = op.op
+        variables, numbers, *gradients = known(OPTIMIZERS.get(name)).parts(op.inputs)
+    require(math.prod(known(graph.shape(variables[0]))) <= LARGEST)
+    return Update(op, name, variables, numbers, gradients, op.attrs)
+
+
+def average_gradients(op: Op, gradients: Sequence[Key]) -> None:
+    """Lets an update of a whole variable take its gradient of each of several ranks, of which it makes the mean."""
+    variables, numbers, _ = OPTIMIZERS[op.op].parts(op.inputs)
+    own = {"op": op.op, "count": 1, "ranks": len(gradients), "_mutates": tuple(range(len(variables)))}
+    op.op, op.attrs, op.inputs = FLAT, {**op.attrs, **own}, [*variables, *numbers, *gradients]
 
 
 def merge_assigns(graph: OpGraph) -> bool:

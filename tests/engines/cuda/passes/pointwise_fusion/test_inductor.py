@@ -101,6 +101,28 @@ def test_layouts_are_kept_and_another_layout_runs_op_by_op():
 
 
 @compiles
+def test_a_kernel_for_aligned_tensors_is_not_started_on_others(monkeypatch):
+    """On a GPU, where a kernel loads 16 bytes at once, that would be an error of CUDA's: rows of a sum begin one element behind."""
+    monkeypatch.setattr(compiler, "_begins_between", lambda tensor: bool(tensor.data_ptr() % 16))
+    body = Body((call("Neg", X), call("Exp", (0, 0))), 1, ((1, 0),))
+    aligned, between = torch.randn(16), torch.randn(17)[1:]
+    assert [layout(one)[3] for one in (aligned, between)] == [True, False]
+    runs = {}
+    for lies in (layout(aligned), layout(between)):
+        (example,) = compiler.examples([lies], CPU)
+        assert layout(example) == lies
+        kernel = Compiler(CPU).kernel(body, (lies,))
+        assert isinstance(kernel, Kernel), kernel
+        for given in (aligned, between):
+            called: list[int] = []
+            counted = Kernel(kernel.body, kernel.layouts, lambda *x, run=kernel.run, at=called: at.append(1) or run(*x))
+            torch.testing.assert_close(counted(given)[0], torch.exp(-given))
+            runs[lies[3], given is aligned] = bool(called)
+    assert runs == {(True, True): True, (True, False): False, (False, True): True, (False, False): True}
+    assert compiler.unpacked_layouts(compiler.packed_layouts((lies,))) == (lies,)
+
+
+@compiles
 def test_what_was_compiled_is_found_on_the_disk_and_in_memory(monkeypatch):
     body = Body((call("Exp", X), call("Neg", (0, 0)), call("Softplus", (1, 0))), 1, ((2, 0),))
     lies = (layout(torch.zeros(7, 9)),)
