@@ -94,6 +94,14 @@ class Library(Mapping[str, Function]):
         self._modules.setdefault(name, attrs)
         return name
 
+    def read_modules(self, graph: Graph) -> None:
+        """Reads all modules of a graph and of the library, so that the functions that they are read as are there."""
+        for body in (graph, *(self[name].body for name in self._encoded)):
+            for number in np.flatnonzero(body.with_ops({stablehlo.CALL_MODULE})).tolist():
+                name = self.module(body.attrs[number])
+                if name is not None:
+                    self[name]
+
     def set_ids(self, graph: Graph, ids: Mapping[str, Mapping[str, int]]) -> str | None:
         """Gives nodes inside of modules of a graph, and of the library, ids that were kept elsewhere. Returns why it can not, or None.
 
@@ -101,9 +109,7 @@ class Library(Mapping[str, Function]):
             graph: The graph around the library, which nobody has looked into yet.
             ids: By function, as `module` names it, and node.
         """
-        for body in (graph, *(self[name].body for name in self._encoded)):
-            for number in np.flatnonzero(body.with_ops({stablehlo.CALL_MODULE})).tolist():
-                self.module(body.attrs[number])
+        self.read_modules(graph)
         for name, of_nodes in ids.items():
             if name not in self._modules:
                 without = "" if stablehlo.installed() else " without jaxlib"

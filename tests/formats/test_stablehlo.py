@@ -104,6 +104,17 @@ def test_a_wrong_translation_does_not_verify(monkeypatch):
     assert found.result.failed
 
 
+def test_a_module_and_its_loops_are_functions_to_look_inside():
+    gru = next(path for path in MODELS if path.name == "equinox_gru")
+    (module,) = (name for name in msplit.load(gru).graph.functions if name.startswith("module_"))
+    inside = msplit.load(gru, function=module)
+    (loop,) = (number for number, op in enumerate(inside.graph.ops) if op == "StatelessWhile")
+    body = msplit.load(gru, function=inside.graph.attrs[loop]["body"].name)
+    assert "Tanh" in body.graph.ops
+    with pytest.raises(LoadError, match=module):
+        msplit.load(gru, function="x")
+
+
 def ids_of(flat):
     return {
         flat.graph.names[node]: flat.graph.attrs[node]["_stream_id"] for node in flat.graph.nodes_with("_stream_id")
