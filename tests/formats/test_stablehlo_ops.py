@@ -212,7 +212,7 @@ CASE = (
 
 def moved(start):
     """A slice and an update from a place on that may be out of range."""
-    first = f"%p{abs(start[0])}_{abs(start[1])}"
+    first = f"%p{crc32(start)}_"
     scalars = [(f"{first}{k} = stablehlo.constant dense<{int(at)}> : tensor<i32>", None) for k, at in enumerate(start)]
     slice_kind, update_kind = (
         f"({kinds}, tensor<i32>, tensor<i32>)" for kinds in ("tensor<4x5xf32>", "tensor<4x5xf32>, tensor<2x3xf32>")
