@@ -111,6 +111,7 @@ def pool(
     groups: int | str = 4,
     max_batch: int | None = None,
     batches: Sequence[int] | None = None,
+    lengths: Sequence[int] | None = None,
     max_delay_us: float = 0.0,
     priorities: int = 1,
     max_queue: int = 0,
@@ -133,6 +134,7 @@ def pool(
         max_batch: Most rows of a step; requests that wait are joined up to it, where rows are independent. See `PoolSettings`, as of all
             that follow.
         batches: Numbers of rows to make steps for, which are filled up to the next larger one.
+        lengths: Lengths of rows to make steps for, likewise, as for `prepare`; of a build those that it has.
         max_delay_us: How long a step that is not full waits for more rows, in µs.
         priorities: Levels of priority; 0 is the most urgent.
         max_queue: Most requests that may wait; 0: any number.
@@ -157,6 +159,7 @@ def pool(
         groups=groups,
         max_batch=max_batch,
         batches=batches,
+        lengths=lengths,
         max_delay_us=max_delay_us,
         priorities=priorities,
         max_queue=max_queue,

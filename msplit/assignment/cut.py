@@ -376,7 +376,9 @@ def with_lengths(flat: FlatGraph, proof: LengthProof, folder: Path) -> tuple[Fla
         describe(meta.signature_def[str(model.signature)].inputs[name], end, end.tensor)
     where = path / SAVED_MODEL_FILES[model.format.is_text] if model.is_saved_model else path
     atomic.write_bytes_atomic(where, message.SerializeToString(deterministic=True), force=True)
-    return load(path, record=False, outputs=outputs), name
+    # One that no output reads is an input, too.
+    inputs = [*(tensor.name for tensor in flat.inputs), name] if bare else None
+    return load(path, record=False, inputs=inputs, outputs=outputs), name
 
 
 class _Masks:

@@ -95,6 +95,11 @@ class PoolOptions:
     workers: int | str | None = key(
         "--pool", "Processes on each GPU; auto: as many as measure best.", options.Parsed("n|auto", _number_or_auto)
     )
+    lengths: tuple[int, ...] | None = key(
+        "--pool",
+        "Lengths of rows to have ready, of a model that leaves them open (of a build: its own).",
+        options.numbers(click.IntRange(1)),
+    )
     latency_us: float | None = key("--pool", "Most µs for 99 of 100 requests (auto, --sweep).", click.FloatRange(1))
     retries: int = key("--pool", "Further runs if a process ends.", click.IntRange(0), 1)
 

@@ -250,6 +250,7 @@ def _say(models: Models, where: Listening, say: Callable[[str], None]) -> None:
         for signature in version.signatures.values():
             pool = signature.pool
             batches = f", batches {','.join(map(str, pool.batches))}" if pool.batches else ""
+            batches += f", lengths {','.join(map(str, pool.lengths))}" if pool.lengths else ""
             say(
                 f"{escape.visible(version.model)} version {version.number}, {escape.visible(signature.name)}: {pool.about.label}{batches}"
             )

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, is_array, is_tensor, starting_pytorch
+from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, starting_pytorch
+from msplit.errors import EngineError
+from msplit.formats.build import LengthInputs
 
 if TYPE_CHECKING:
     import torch
@@ -120,6 +122,46 @@ def joined(parts: Sequence[Mapping[str, Any]], made: Mapping[str, int], rows: in
         return found
 
     return {name: whole(name, first) for name, first in parts[0].items()}
+
+
+def length_of(feeds: Feeds, about: LengthInputs, most: int) -> int:
+    """Length of the rows of a request or a step, all of which have the same.
+
+    Raises:
+        EngineError: They are longer than `most` or empty, or inputs have different lengths.
+    """
+    known = f"all of {', '.join(about.inputs)} have rows of one length, of 1 to {most}"
+    sizes = {name: tuple(getattr(feeds.get(name), "shape", ())) for name in about.inputs}
+    if about.name in feeds or len({size[1:2] for size in sizes.values()}) > 1 or len(sizes[about.inputs[0]]) < 2:
+        given = ", ".join(f"{name} {list(size)}" for name, size in sizes.items())
+        raise EngineError(f"inputs are not the model's, or have no rows of one length: {given}", fix=known)
+    length: int = sizes[about.inputs[0]][1]
+    if not 0 < length <= most:
+        cut = "cut them, or prepare that length, too: lengths (build: --lengths, serve: --pool lengths=)"
+        raise EngineError(
+            f"rows are {length} long, and lengths up to {most} were prepared", fix=cut if length else known
+        )
+    return length
+
+
+def to_length(feeds: Feeds, about: LengthInputs, length: int) -> dict[str, Any]:
+    """Inputs with their rows filled up to a length, with copies of the first position, which is legal wherever it stands."""
+    found = dict(feeds)
+    for name in about.inputs:
+        value = as_array(name, found[name]) if is_tensor(found[name]) else found[name]
+        missing = length - value.shape[1]
+        found[name] = np.concatenate([value, np.repeat(value[:, :1], missing, 1)], 1) if missing else value
+    return found
+
+
+def cut_to_length(outputs: Mapping[str, Any], about: LengthInputs, length: int) -> dict[str, Any]:
+    """Outputs, arrays or PyTorch tensors, without what lies beyond a length."""
+    found = dict(outputs)
+    for name, axes in about.outputs.items():
+        if any(found[name].shape[axis] > length for axis in axes):
+            ends = [slice(length if axis in axes else None) for axis in range(found[name].ndim)]
+            found[name] = found[name][tuple(ends)]
+    return found
 
 
 def made_like(value: Any) -> Callable[[Any], Any]:

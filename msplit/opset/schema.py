@@ -25,6 +25,7 @@ import importlib.machinery
 import importlib.util
 import json
 import sys
+import threading
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -349,6 +350,9 @@ MODULES = {
 }
 """Names that this module offers -> TensorFlow's generated module."""
 
+_LOADING = threading.RLock()
+"""Held while a module is loaded: another thread would find a part of it in `sys.modules`."""
+
 _PARENTS = ("tensorflow", "tensorflow.core", *(f"tensorflow.core.{folder}" for folder in _FOLDERS))
 
 
@@ -419,5 +423,7 @@ def _of_msplit(module: str) -> Any:
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = globals()[name] = (_of_tensorflow if _tensorflows() else _of_msplit)(MODULES[name])
-    return module
+    with _LOADING:
+        if name not in globals():
+            globals()[name] = (_of_tensorflow if _tensorflows() else _of_msplit)(MODULES[name])
+        return globals()[name]

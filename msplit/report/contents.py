@@ -156,8 +156,7 @@ def build_document(found: Build) -> Document:
         facts,
         [Table("Batches", columns, [*map(row, manifest.rungs)]), *([made] if made.rows else [])],
         manifest.notes,
-        # A server refuses rows of several lengths.
-        following=[[one, str(found.path)] for one in ("msplit bench", "msplit serve")[: 1 if manifest.lengths else 2]],
+        following=[[one, str(found.path)] for one in ("msplit bench", "msplit serve")],
     )
 
 

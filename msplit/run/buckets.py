@@ -15,7 +15,17 @@ import numpy as np
 from msplit.analysis.rows.walk import independent_rows
 from msplit.engines.base import USERS, Arrays, Executable, Feeds, Following, is_tensor
 from msplit.engines.cuda.options import SharedRows
-from msplit.engines.tensors import as_array, joined, part, pieces, pieces_of_users, tensor
+from msplit.engines.tensors import (
+    as_array,
+    cut_to_length,
+    joined,
+    length_of,
+    part,
+    pieces,
+    pieces_of_users,
+    tensor,
+    to_length,
+)
 from msplit.engines.user_rows import UserRows, taken_rows
 from msplit.errors import EngineError, MsplitError, WrongShape
 from msplit.flatten.flat import FlatGraph
@@ -222,25 +232,11 @@ class Lengths(Buckets):
             EngineError: They are longer or empty, or inputs have different lengths.
         """
         about = self._about
-        known = f"all of {', '.join(about.inputs)} have rows of one length, of 1 to {self._most}"
-        sizes = {name: tuple(getattr(feeds.get(name), "shape", ())) for name in about.inputs}
-        if about.name in feeds or len({size[1:2] for size in sizes.values()}) > 1 or len(sizes[about.inputs[0]]) < 2:
-            given = ", ".join(f"{name} {list(size)}" for name, size in sizes.items())
-            raise EngineError(f"inputs are not the model's, or have no rows of one length: {given}", fix=known)
-        rows, length, *_ = sizes[about.inputs[0]]
-        bucket = next((size for size in self._buckets if size >= length > 0), None)
-        if bucket is None:
-            fix = "cut them, or prepare that length, too: lengths (--lengths)" if length else known
-            raise EngineError(f"rows are {length} long, and lengths up to {self._most} were prepared", fix=fix)
-        filled = dict(feeds) | {about.name: np.full(rows, length, np.int32)}
-        for name in about.inputs:
-            value = as_array(name, feeds[name]) if is_tensor(feeds[name]) else feeds[name]
-            filled[name] = np.concatenate([value, np.repeat(value[:, :1], bucket - length, 1)], 1)
-        outputs = step(self._buckets[bucket], filled)
-        for name, axes in about.outputs.items():
-            ends = [slice(length if axis in axes else None) for axis in range(outputs[name].ndim)]
-            outputs[name] = outputs[name][tuple(ends)]
-        return outputs
+        length = length_of(feeds, about, self._most)
+        bucket = next(size for size in self._buckets if size >= length)
+        lengths = np.full(feeds[about.inputs[0]].shape[0], length, np.int32)
+        outputs = step(self._buckets[bucket], {**to_length(feeds, about, bucket), about.name: lengths})
+        return cut_to_length(outputs, about, length)
 
     def facts(self) -> Mapping[str, Any]:
         """Those of the longest, and the lengths."""

@@ -167,6 +167,7 @@ def make(
     _check_batches(flat, request, batches)
     _refuse_to_train(flat)
     request = request or RunRequest()
+    check_lengths(request, lengths)
     request = replace(request, engine="cuda", devices=request.devices[:1])  # it runs on whichever it is opened on
     request, said = as_recorded(flat, request)
     own, sizes = flat, list[int | None](sorted(set(batches))) or [request.workload.batch or (1 if lengths else None)]
@@ -247,6 +248,13 @@ def _check_batches(flat: FlatGraph, request: RunRequest | None, batches: Sequenc
         if not any(shape is None or shape[:1] == (None,) for shape in stated_shapes(flat).values()):
             raise MsplitError("the model's inputs have the same shapes at every batch", fix="build it without --batch")
         refuse_exclusions({**(request.given if request is not None else {}), "batches": batches})
+
+
+def check_lengths(request: RunRequest, lengths: Sequence[int]) -> None:
+    """Refuses what several lengths do not go with. Of GPUs each has all of them, and each of them may be tuned."""
+    if lengths:
+        given = {name: value for name, value in request.given.items() if name not in ("devices", "tune")}
+        refuse_exclusions({**given, "lengths": lengths})
 
 
 def _refuse_to_train(flat: FlatGraph) -> None:

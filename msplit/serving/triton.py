@@ -20,6 +20,7 @@ from google.protobuf import text_encoding
 
 from msplit._version import __version__
 from msplit.assignment.model import opened
+from msplit.engines.user_rows import UserRows
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as builds
@@ -31,7 +32,7 @@ from msplit.run.build import whole_reference
 from msplit.run.request import RunRequest
 from msplit.serving.pool.ports import Port, Ports, Shape
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.sources import batches_of
+from msplit.serving.pool.sources import batches_of, ports_of
 from msplit.shapes import infer
 
 TYPES = {
@@ -158,18 +159,18 @@ def export(
 def _of_build(source: Path) -> tuple[Ports, Mapping[str, Port], str]:
     manifest = builds.read(source)
     builds.verify(source, manifest)
-    buckets = {bucket.batch or 0: bucket for bucket in manifest.rungs}
     largest = manifest.rungs[-1]
     known = whole_reference(load_reference(source / largest.reference), largest, manifest.computed)
-    shapes: dict[int, dict[str, Shape]] = {batch: dict(bucket.inputs) for batch, bucket in sorted(buckets.items())}
-    rows = None if 0 in buckets else manifest.rows
-    ports = Ports({name: value.dtype for name, value in known.feeds.items()}, shapes, rows, manifest.mixes)
+    ports = ports_of(manifest, {name: value.dtype for name, value in known.feeds.items()}, once=UserRows())
     return ports, ports.outputs(known.outputs), "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
 
 
 def _of_model(flat: FlatGraph, settings: PoolSettings) -> tuple[Ports, Mapping[str, Port]]:
     import numpy as np
 
+    if settings.lengths:
+        fix = "build it (msplit build --lengths), and export the build"
+        raise MsplitError("what is exported to Triton has the lengths of a build", fix=fix)
     request = RunRequest()
     rows, mixes = rows_of(flat, request)
     batches = batches_of(flat, request, settings, rows, mixes)

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -119,6 +121,33 @@ def test_many_tensors_are_counted_without_being_listed():
     assert schema.output_dtypes("Split", attrs, 3) == ("float32",) * 3
     assert schema.output_ports("Split", attrs, "output") == (0, 1_000_000)
     assert schema.input_count("ConcatV2", {"N": 3}) == 4
+
+
+def test_a_module_is_loaded_by_one_thread(monkeypatch):
+    """TensorFlow's is in `sys.modules` before all of its messages are, so that another one would find a part of it."""
+    loaded, both, found = [], threading.Barrier(2), []
+
+    def load(module):
+        loaded.append(module)
+        time.sleep(0.05)
+        return module
+
+    monkeypatch.setattr(schema, "_tensorflows", lambda: False)
+    monkeypatch.setattr(schema, "_of_msplit", load)
+    monkeypatch.delitem(vars(schema), "saver_pb2", raising=False)
+
+    def ask():
+        both.wait()
+        found.append(schema.saver_pb2)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    del schema.saver_pb2
+    assert loaded == ["tensorflow.core.protobuf.saver_pb2"]
+    assert found == loaded * 2
 
 
 def test_first_question_is_quick():

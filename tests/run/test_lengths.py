@@ -239,9 +239,7 @@ def runner(flat: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.T
         assert [(one.batch, one.inputs["x"][:2]) for one in made.manifest.rungs] == [
             *((1, (1, 3)), (4, (4, 3)), (1, (1, 8)), (4, (4, 8))),
         ]
-        with pytest.raises(MsplitError, match="several lengths"):
-            msplit.pool(path)
-        assert [command for command, _ in build_document(made).following] == ["msplit bench"]
+        assert [command for command, _ in build_document(made).following] == ["msplit bench", "msplit serve"]
         with msplit.open(path) as opened:
             yield opened
     else:
@@ -290,9 +288,26 @@ def test_a_leak_that_the_proof_misses_is_caught(flat: Any, monkeypatch: pytest.M
         assert op in lengths.about_lengths(flat)
 
 
+def test_what_cancels_and_what_nobody_reads(tmp_path: Path) -> None:
+    """Of equal values the variance is 0 in one order of sums and 1e-14 in another. An input that no output reads stays one."""
+
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, None, D], "x")
+        tf.compat.v1.placeholder(tf.float32, [None, None], "mask")
+        tiled = tf.reshape(tf.tile(x[:, 0], [1, sizes(x)[1]]), [-1, sizes(x)[1], D])
+        tf.identity(tf.nn.moments(tiled, [1])[1], "out")
+    (tmp_path / "model.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    flat = msplit.load(tmp_path / "model.pb", inputs=["x", "mask"], outputs=["out"])
+    with msplit.prepare(flat, lengths=[13, 100], batch=2, **SIMULATED) as runner:
+        assert runner.inputs.keys() == {"x", "mask"}
+        assert np.abs(runner.step(row(57, 1))["out"]).max() < 1e-12
+
+
 def test_what_lengths_do_not_go_with(flat: Any, tmp_path: Path) -> None:
     with pytest.raises(MsplitError, match="lengths excludes"):
         msplit.prepare(flat, lengths=[4], improve=True, **SIMULATED)
+    with pytest.raises(MsplitError, match="lengths excludes shared"):
+        msplit.build(flat, tmp_path / "build", lengths=[4], shared=["mask"], **SIMULATED)
     with pytest.raises(MsplitError, match="length"):
         msplit.prepare(flat, lengths=[0], **SIMULATED)
     with pytest.raises(MsplitError, match="no input leaves the length"):

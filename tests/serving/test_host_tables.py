@@ -13,7 +13,7 @@ import pytest
 
 import msplit
 from msplit.engines.cuda.kernels import host_tables
-from msplit.serving.pool.scheduler import Stats
+from msplit.serving.pool.settings import Stats
 from tests import forked
 from tests.engines.cuda.test_table_memory import MEMORY, ON_CPU, ROWS, WIDTH, ranker, requests
 from tests.serving.server.running import Server, start

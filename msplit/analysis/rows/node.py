@@ -270,7 +270,7 @@ LARGEST = 1 << 40
 
 def small(numbers: NDArray[Any]) -> bool:
     """True if none of some numbers is too large to be followed."""
-    return bool(((numbers == UNKNOWN) | (abs(numbers) <= LARGEST)).all())
+    return bool(((numbers == UNKNOWN) | ((numbers <= LARGEST) & (numbers >= -LARGEST))).all())
 
 
 def sizes_state(base: NDArray[Any], slope: NDArray[Any], varying: NDArray[Any] | None = None) -> RowState:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.analysis.rows.lengths import lengths_of, sized_shapes
 from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -41,10 +43,24 @@ _SAMPLE = 4096
 """Most numbers of an answer by which answers are told apart."""
 
 
-def from_model(flat: FlatGraph, request: RunRequest, count: int) -> list[Arrays]:
-    """Inputs made up for a model, each set from another seed; those that files give are varied, see `from_rows`."""
+def lengths_for(pool: Any, longest: int, count: int) -> list[int]:
+    """Lengths of the rows of so many requests: evenly from the longest down to 1, where no output of a pool tells them by its shape; else
+    all are the longest, as answers have one shape."""
+    if pool is None or any(None in port.shape[1:] for port in pool.outputs.values()):
+        return [longest] * count
+    return [int(one) for one in np.linspace(longest, 1, count)]
+
+
+def from_model(flat: FlatGraph, request: RunRequest, count: int, lengths: Sequence[int] = ()) -> list[Arrays]:
+    """Inputs made up for a model, each set from another seed, with rows of these lengths, if any; those that files give are varied, see
+    `from_rows`."""
+    works = [request.workload] * count
+    if lengths:
+        own = request.workload.shapes
+        sized = partial(sized_shapes, flat, lengths_of(flat, own), own, request.workload.batch or 1)
+        works = [replace(request.workload, shapes=sized(length)) for length in lengths]
     with phase("making inputs"):
-        made: list[Arrays] = [feeds_for(flat, request.workload, seed=request.seed + number) for number in range(count)]
+        made: list[Arrays] = [feeds_for(flat, work, seed=request.seed + number) for number, work in enumerate(works)]
     if not request.workload.inputs:
         return made
     given = {name: value for name, value in made[0].items() if all(_same(one[name], value) for one in made)}
@@ -63,10 +79,17 @@ def of_build(folder: Path) -> Arrays:
     return load_reference(folder / files.read(folder).rungs[-1].reference).feeds
 
 
-def of_ports(base: Arrays, ports: Mapping[str, Port], rows: int, count: int, seed: int) -> list[Arrays]:
-    """Inputs of a pool, of so many rows, out of some that are known to be legal; see `from_rows`."""
+def of_ports(
+    base: Arrays, ports: Mapping[str, Port], rows: int, count: int, seed: int, lengths: Sequence[int] = ()
+) -> list[Arrays]:
+    """Inputs of a pool, of so many rows, of these lengths, if any, out of some that are known to be legal; see `from_rows`."""
     shapes = {name: tuple(rows if size is None else size for size in port.shape) for name, port in ports.items()}
-    return from_rows(base, shapes, [name for name, port in ports.items() if port.shape[:1] == (None,)], count, seed)
+    made = from_rows(base, shapes, [name for name, port in ports.items() if port.shape[:1] == (None,)], count, seed)
+    several = [name for name, port in ports.items() if lengths and None in port.shape[1:]]
+    return [
+        {**one, **{name: one[name][:, :length] for name in several}}
+        for one, length in zip(made, lengths or [0] * count, strict=True)
+    ]
 
 
 def of_one_user(feeds: Arrays, ports: Mapping[str, Port]) -> Arrays:

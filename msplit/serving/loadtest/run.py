@@ -285,7 +285,8 @@ def load(
             stack.callback(made.close, finish=False)
             notes += made.about.notes
         notes += () if flat is None else own_data(flat)
-        ready = common.ready = common.ready or _prepared(flat, model, made, request, settings)
+        lengths = pool_settings.lengths if made is None else made.lengths
+        ready = common.ready = common.ready or _prepared(flat, model, made, request, settings, lengths or ())
         table = RequestTable(Layout(_rows(settings, ready), ready.kept))
         stack.callback(table.close)
         # The target in question: the pool here, or a server that client processes ask.
@@ -331,15 +332,18 @@ def load(
         )
 
 
-def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: RunRequest, settings: LoadSettings) -> Prepared:
+def _prepared(
+    flat: FlatGraph | None, model: Any, pool: Any, request: RunRequest, settings: LoadSettings, lengths: Sequence[int]
+) -> Prepared:
     """Requests and what their answers should be: by TensorFlow where there is a model, else by plain steps of a build's pool, which was
     verified when it was opened."""
     with phase("preparing requests"):
+        several = requests.lengths_for(pool, max(lengths), settings.distinct) if lengths else []
         if flat is not None:
-            feeds = requests.from_model(flat, request, settings.distinct)
+            feeds = requests.from_model(flat, request, settings.distinct, several)
         else:
             base = requests.of_build(Path(model))
-            feeds = requests.of_ports(base, pool.inputs, settings.rows, settings.distinct, request.seed)
+            feeds = requests.of_ports(base, pool.inputs, settings.rows, settings.distinct, request.seed, several)
         if pool is not None:
             feeds = [requests.of_one_user(one, pool.inputs) for one in feeds]
     source, answers = "TensorFlow on the CPU", None

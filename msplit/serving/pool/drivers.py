@@ -58,7 +58,7 @@ class ThreadDriver:
         self._leading = threading.Lock()
         self._leader: int | None = None
         self._waiters: deque[threading.Lock] = deque()
-        self._alone: deque[tuple[Step, PoolFuture]] = deque()
+        self._alone: deque[tuple[Step, Feeds, PoolFuture]] = deque()
         self._eager = self._awake = False
         self._driven = -NEVER
         self._wake = threading.Event()
@@ -82,7 +82,7 @@ class ThreadDriver:
         slot = steps.slots[step.slot]
         failed: BaseException | None = None
         try:
-            slot.start(step.bucket, (feeds,))
+            steps.start(step, (feeds,))
             start = time.perf_counter()
             while not _is_over(slot):
                 if steps.scheduler.alone > 1 or self._waiters:
@@ -107,30 +107,30 @@ class ThreadDriver:
         """Starts a step of `PoolSteps.take` for one request, which nobody can cancel any more; `drive` ends it. It needs a fifth of the
         time that the queue takes."""
         try:
-            self._steps.slots[step.slot].start(step.bucket, (feeds,))
+            self._steps.start(step, (feeds,))
         except Exception as problem:  # noqa: BLE001  who waits for the step gets it
-            self._end_alone(step, future, problem)
+            self._end_alone(step, feeds, future, problem)
         else:
-            self._alone.append((step, future))
+            self._alone.append((step, feeds, future))
 
     def _poll_alone(self) -> None:
         """Ends those of these steps that are over."""
         for _ in range(len(self._alone)):
             try:
-                step, future = self._alone.popleft()
+                step, feeds, future = self._alone.popleft()
             except IndexError:  # another thread was faster
                 return
             slot = self._steps.slots[step.slot]
             try:
                 if slot.over():
-                    self._end_alone(step, future, outputs_for(future, slot))
+                    self._end_alone(step, feeds, future, outputs_for(future, slot))
                 else:
-                    self._alone.append((step, future))
+                    self._alone.append((step, feeds, future))
             except Exception as problem:  # noqa: BLE001  who waits for the step gets it
                 drain(slot)
-                self._end_alone(step, future, problem)
+                self._end_alone(step, feeds, future, problem)
 
-    def _end_alone(self, step: Step, future: PoolFuture, result: Answer | Exception) -> None:
+    def _end_alone(self, step: Step, feeds: Feeds, future: PoolFuture, result: Answer | Exception) -> None:
         steps = self._steps
         steps.end_alone(step, result if isinstance(result, Exception) else None)
         if self._waiters and not self._leading.locked():
@@ -138,7 +138,7 @@ class ThreadDriver:
         if isinstance(result, Exception):
             future.set_exception(steps.scheduler.lost or result)
         else:
-            future.set_result(steps.cut(result, step.rows))
+            future.set_result(steps.cut(result, step.rows, feeds))
 
     def drive(self, seconds: float) -> bool:
         """Does the work of the pool for so many seconds, or until nothing is left; see `Pool.drive`."""

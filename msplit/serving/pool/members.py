@@ -19,7 +19,8 @@ from msplit.errors import Closed, EngineError
 from msplit.progress import Progress
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ring import COUNTS, unpacked_error
-from msplit.serving.pool.scheduler import Request, Stats
+from msplit.serving.pool.scheduler import Request
+from msplit.serving.pool.settings import Stats
 from msplit.serving.pool.steps import PoolFuture, ProcessState
 from msplit.serving.pool.worker import Hello, Start, memory_of
 

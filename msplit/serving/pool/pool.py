@@ -29,8 +29,8 @@ from msplit.errors import Closed, DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.parts import PartedRequest
 from msplit.serving.pool.ports import Port, Ports
-from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
-from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.scheduler import NEVER, Request, Scheduler
+from msplit.serving.pool.settings import PoolSettings, Stats
 from msplit.serving.pool.slots import Answer, Slot
 from msplit.serving.pool.steps import PoolFuture, PoolSteps, ProcessState
 from msplit.verify.results import NewRows, NewValues, OutputCheck, ValueUpdate
@@ -77,9 +77,11 @@ class Pool(DisplayMixin):
 
     Attributes:
         about: Description of the model.
-        inputs: Type and shape of every input by name. A first dimension of None stands for the rows of a request.
+        inputs: Type and shape of every input by name. A first dimension of None stands for the rows of a request, another one for the
+            length of these.
         outputs: Type and shape of every output by name, likewise.
         batches: Rows of the steps that were prepared, ascending; empty where the shapes of a model are fixed.
+        lengths: Lengths of rows that were prepared, each for each of these; empty where rows have one length, or none.
         joins: True where rows are independent: requests that wait share a step, and a step is padded. Otherwise each request has the rows
             of one of `batches`.
         settings: Settings; `groups` is a number, also where it was ``auto``.
@@ -113,13 +115,19 @@ class Pool(DisplayMixin):
             renews: Makes what takes other values over; None where nothing does.
         """
         self.about, self.inputs, self.outputs, self.settings = about, ports.inputs, about.outputs, settings
-        self.batches, self.joins, self.polls = ports.batches, ports.joins, not threads
+        self.batches, self.lengths, self.joins, self.polls = ports.batches, ports.lengths, ports.joins, not threads
         self._owned: list[Slot | Executable] = [*(slot for _, slot in slots), *owned]
         self.ports = ports
         if steps is None:
             levels = [level for level, _ in slots]
             scheduler = Scheduler(
-                levels, ports.batches, ports.bucket, settings, holds_thread=bool(threads), users=ports.users
+                levels,
+                ports.batches,
+                ports.bucket,
+                settings,
+                holds_thread=bool(threads),
+                users=ports.users,
+                lengths=ports.lengths,
             )
             steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
         self._steps = steps
@@ -133,7 +141,14 @@ class Pool(DisplayMixin):
     def _facts(self) -> Facts:
         ends = [(f"input {name}", f"{port.dtype} {list(port.shape)}") for name, port in self.inputs.items()]
         batches = ", ".join(map(str, self.batches)) or "as the model says"
-        return [("runs", self.about.label), ("groups", str(self.settings.groups)), ("batches", batches), *ends]
+        lengths = [("lengths", ", ".join(map(str, self.lengths)))] if self.lengths else []
+        return [
+            ("runs", self.about.label),
+            ("groups", str(self.settings.groups)),
+            ("batches", batches),
+            *lengths,
+            *ends,
+        ]
 
     def __call__(self, /, *values: Any, **named: Any) -> Answer:
         """Answer to a request with inputs by name or, where there is one, by position. See `step`."""
@@ -147,9 +162,10 @@ class Pool(DisplayMixin):
         if type(priority) is not int or priority:
             priority = whole("the priority", priority, 0, self.settings.priorities - 1)
         arrays, rows, key = self.ports.check(feeds)
-        step = self._steps.take(priority, rows) if self.ports.fits(arrays, rows) else None
+        length = self.ports.length(arrays) if self.lengths else 0
+        step = self._steps.take(priority, rows, length) if self.ports.fits(arrays, rows) else None
         if step is not None:
-            return self._steps.cut(self._driver.run_alone(step, arrays), rows)
+            return self._steps.cut(self._driver.run_alone(step, arrays), rows, arrays)
         future = self._put(arrays, rows, key, priority, NEVER, now := time.perf_counter())
         self._driver.poll_sometimes(now)
         waited: Answer = future.result()
@@ -201,7 +217,8 @@ class Pool(DisplayMixin):
             timeout: Seconds after which it is too late to start the request.
         """
         arrays, rows, key = self.ports.check(feeds)
-        step = self._steps.take(priority, rows) if self._is_idle and self.ports.fits(arrays, rows) else None
+        length = self.ports.length(arrays) if self.lengths else 0
+        step = self._steps.take(priority, rows, length) if self._is_idle and self.ports.fits(arrays, rows) else None
         if step is not None:
             future = PoolFuture(self._driver)
             future.set_running_or_notify_cancel()
@@ -241,8 +258,12 @@ class Pool(DisplayMixin):
     ) -> PoolFuture:
         future = PoolFuture(self._driver)
         claim = future.set_running_or_notify_cancel
-        user = self.ports.user(feeds)
-        self._steps.put(Request(rows, key, level, now, late, claim, {**feeds}, future, on_device, admitted, user=user))
+        user, length = self.ports.user(feeds), self.ports.length(feeds) if self.lengths else 0
+        self._steps.put(
+            Request(
+                rows, key, level, now, late, claim, {**feeds}, future, on_device, admitted, user=user, length=length
+            )
+        )
         return future
 
     @property
@@ -268,12 +289,12 @@ class Pool(DisplayMixin):
         if self._is_idle and deadline == NEVER:
             if not claim():
                 return
-            if (step := self._steps.take(level, rows)) is not None:
+            if (step := self._steps.take(level, rows, self.ports.length(feeds))) is not None:
                 reply.begun()
                 self._driver.start_alone(step, feeds, reply)
                 return
-        key, user = self.ports.key(feeds), self.ports.user(feeds)
-        self._steps.put(Request(rows, key, level, since, deadline, claim, feeds, reply, user=user))
+        key, user, length = self.ports.key(feeds), self.ports.user(feeds), self.ports.length(feeds)
+        self._steps.put(Request(rows, key, level, since, deadline, claim, feeds, reply, user=user, length=length))
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Does the work of the pool: ends steps that are over, and starts those that are due. An event loop calls it again and again, so

@@ -15,15 +15,30 @@ from numpy.typing import NDArray
 from msplit.engines.base import USERS, Arrays, Feeds, is_array, is_tensor, refuse
 from msplit.engines.host.hashing import Texts, all_bytes, as_objects
 from msplit.engines.host.program import HostProgram
-from msplit.engines.tensors import as_array, joined, lies_on, part, pieces, pieces_of_users, tensor
+from msplit.engines.tensors import (
+    as_array,
+    cut_to_length,
+    joined,
+    length_of,
+    lies_on,
+    part,
+    pieces,
+    pieces_of_users,
+    tensor,
+    to_length,
+)
 from msplit.engines.user_rows import UserRows, one_row
 from msplit.errors import EngineError
+from msplit.formats.build import LengthInputs
 from msplit.formats.tensors import numpy_dtype
 from msplit.serving.pool.settings import MAX_STEPS
 
 Shape = tuple[int, ...]
 
 _TEXT = np.dtype(object)
+
+_MOST_EXACT = 4096
+"""Sizes of requests of which it is kept what they have to be."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +47,7 @@ class Port:
 
     Attributes:
         dtype: NumPy's name of its type; ``object`` for strings.
-        shape: Shape. A first dimension of None stands for the rows.
+        shape: Shape. A first dimension of None stands for the rows, another one for the length of these.
         most: Most values that an input may have.
         filled: Most values that it may have where a request lists fewer, and leaves out equal ones: those of the largest step.
         once: Entries of a row, of an input that is the same in all rows, see `Ports.sharing`; else 0.
@@ -74,10 +89,13 @@ class Ports:
         batches: Rows of the steps that were prepared, ascending; empty where shapes are fixed.
         example: Request that is legal, where one is known; else empty.
         before: Makes what steps take of each request; None: that is the request itself. See `behind`.
+        lengths: Lengths of rows that were prepared, ascending; empty where shapes but the rows are fixed. See `having`.
     """
 
     before: HostProgram | None = None
+    lengths: tuple[int, ...] = ()
     _given: Ports
+    _about = LengthInputs("", (), {})
 
     def __init__(
         self,
@@ -117,7 +135,7 @@ class Ports:
         # For `check` and `join`: what each input must be, and those that requests of one step have to agree in.
         self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
         self._counted = next(((name, count) for name, count in self._entries.items() if count), ("", 1))
-        self._exact: dict[int, list[tuple[str, np.dtype[Any], Shape]]] = {}  # the same for a number of rows
+        self._exact: dict[Any, list[tuple[str, np.dtype[Any], Shape]]] = {}  # the same by rows, or rows and length
         self._shapes = dict(shapes)
         self._shared = [name for name, count in self._entries.items() if not count and self.joins]
         self._keyed = self._shared
@@ -130,10 +148,25 @@ class Ports:
 
     def outputs(self, example: Arrays) -> dict[str, Port]:
         """Type and shape of every output of an answer by name, from the outputs of a step."""
-        return {
-            name: Port(_kept_as(value.dtype).name, (None, *value.shape[1:]) if self._made.get(name) else value.shape)
-            for name, value in example.items()
+        found = {}
+        for name, value in example.items():
+            open_axes = {*self._about.outputs.get(name, ()), *([0] if self._made.get(name) else ())}
+            shape = [None if axis in open_axes else size for axis, size in enumerate(value.shape)]
+            found[name] = Port(_kept_as(value.dtype).name, tuple(shape))
+        return found
+
+    def having(self, about: LengthInputs, lengths: Sequence[int]) -> Ports:
+        """A copy whose requests have rows of any length up to the largest, all of one request of the same. Shapes that it was made of are
+        those of the largest, and one more input has the length of each row, which a request does not bring."""
+        found = copy.copy(self)
+        found._about, found.lengths, found._exact = about, tuple(sorted(lengths)), {}
+        found.example = {name: value for name, value in self.example.items() if name != about.name}
+        found.inputs = {
+            name: replace(port, shape=(port.shape[0], None, *port.shape[2:])) if name in about.inputs else port
+            for name, port in self.inputs.items()
+            if name != about.name
         }
+        return found
 
     def sharing(self, once: UserRows) -> Ports:
         """A copy whose requests have one row of some inputs, or any number of equal ones; where steps have several users, also all rows,
@@ -173,23 +206,26 @@ class Ports:
         found._device = None
         return found
 
-    def input_layout(self, rows: int) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
-        """Type and shape of each input of a request of so many rows; None where there are strings."""
+    def input_layout(self, rows: int, length: int = 0) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+        """Type and shape of each input of a request of so many rows, of some length; None where there are strings."""
         if self._texts:
             return None
-        return {name: (dtype, self._shape(name, rows)) for name, dtype, _, _ in self._wanted}
+        return {name: (dtype, self._shape(name, rows, length)) for name, dtype, _, _ in self._wanted}
 
-    def output_layout(self, outputs: Mapping[str, Port], rows: int) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+    def output_layout(
+        self, outputs: Mapping[str, Port], rows: int, length: int = 0
+    ) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
         """Type and shape of each output of an answer to so many rows, as far as they are known; None where there are strings."""
         if any(port.dtype == _TEXT.name for port in outputs.values()):
             return None
-        return {
-            name: (
-                numpy_dtype(port.dtype),
-                tuple([rows * self._made[name] if size is None else size for size in port.shape]),
-            )
-            for name, port in outputs.items()
-        }
+        found = {}
+        for name, port in outputs.items():
+            along, axes = rows * self._made.get(name, 0), self._about.outputs.get(name, ())
+            shape = [
+                (length if axis in axes else along) if size is None else size for axis, size in enumerate(port.shape)
+            ]
+            found[name] = numpy_dtype(port.dtype), tuple(shape)
+        return found
 
     def check(self, feeds: Feeds) -> tuple[Feeds, int, Hashable]:
         """Checks a request.
@@ -202,10 +238,26 @@ class Ports:
             EngineError: An input is missing or unknown, or has another type or shape than it must.
         """
         if self.before is None:
-            return self._checked(feeds)
+            return self._checked(self._with_length(feeds) if self.lengths else feeds)
         given, rows, _ = self._given._checked(feeds)
         (arrays,) = self.of_users(given if rows else {**given, **self._given._row})
         return arrays, rows, self.key(arrays)
+
+    def _with_length(self, feeds: Feeds) -> Feeds:
+        """A request with the length of each of its rows. Raises what `length_of` does."""
+        if not hasattr(feeds, "items"):
+            return feeds  # what is wrong with it is said later
+        length, first = length_of(feeds, self._about, self.lengths[-1]), self._about.inputs[0]
+        told, rows = self._about.name, feeds[first].shape[0] // (self._entries[first] or 1)
+        return {**feeds, told: np.full(self._shape(told, rows), length, np.int32)}
+
+    def positions(self, feeds: Feeds) -> int:
+        """Length of the rows of a request that was checked; 0 where they have none."""
+        return feeds[self._about.inputs[0]].shape[1] if self.lengths else 0
+
+    def length(self, feeds: Feeds) -> int:
+        """Length that a step of a request needs, of those that were prepared; 0 where they have none."""
+        return self.lengths[bisect_left(self.lengths, self.positions(feeds))] if self.lengths else 0
 
     def _checked(self, feeds: Feeds) -> tuple[Feeds, int, Hashable]:
         # A short way for most requests: a dictionary of all inputs, each an array of the right type and shape.
@@ -214,9 +266,14 @@ class Ports:
             value = feeds.get(first)
             rows = len(value) // count if isinstance(value, np.ndarray) and value.ndim else 0
             if 0 < rows <= self.batches[-1]:
-                if rows not in self._exact:
-                    self._exact[rows] = [(name, dtype, self._shape(name, rows)) for name, dtype, _, _ in self._wanted]
-                if all(_is_own(feeds.get(name), dtype, shape) for name, dtype, shape in self._exact[rows]):
+                length = self.positions(feeds) if self.lengths else 0
+                size = (rows, length) if length else rows
+                if size not in self._exact:
+                    if len(self._exact) >= _MOST_EXACT:
+                        self._exact.clear()
+                    shapes = [(name, dtype, self._shape(name, rows, length)) for name, dtype, _, _ in self._wanted]
+                    self._exact[size] = shapes
+                if all(_is_own(feeds.get(name), dtype, shape) for name, dtype, shape in self._exact[size]):
                     return feeds, rows, self.key(feeds)
         if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
@@ -240,7 +297,9 @@ class Ports:
             if not rows and self.joins:  # of which nothing is given out
                 arrays |= {name: self._row[name] for name in self._once.entries if name in arrays}
         one = {**arrays, **self._once.first(arrays)} if several.any() else arrays
-        refuse(one, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
+        told, length = self._about.name, self.positions(arrays)
+        wanted = {name: (dtype.name, self._shape(name, rows, length)) for name, dtype, _, _ in self._wanted}
+        refuse(*({name: value for name, value in each.items() if name != told} for each in (one, wanted)))
         return arrays | ({USERS: several} if several.any() else {}), rows
 
     def _taken(self, name: str, value: Any) -> Any:
@@ -249,12 +308,14 @@ class Ports:
             return tensor(name, value, settled=True)
         return as_array(name, value) if is_array(value) or is_tensor(value) else value
 
-    def _shape(self, name: str, rows: int) -> Shape:
-        """Shape of an input of so many rows."""
+    def _shape(self, name: str, rows: int, length: int = 0) -> Shape:
+        """Shape of an input of so many rows, of some length."""
         if rows in self._shapes:
-            return self._shapes[rows][name]
-        shape, count = self._shapes[self.batches[-1]][name], self._entries[name]
-        return (rows * count, *shape[1:]) if count else shape
+            shape = self._shapes[rows][name]
+        else:
+            shape, count = self._shapes[self.batches[-1]][name], self._entries[name]
+            shape = (rows * count, *shape[1:]) if count else shape
+        return (shape[0], length, *shape[2:]) if length and name in self._about.inputs else shape
 
     def _rows(self, feeds: Feeds) -> int:
         """Number of rows of a request.
@@ -265,7 +326,8 @@ class Ports:
         given = {name: tuple(value.shape) for name, value in feeds.items() if is_array(value) or is_tensor(value)}
         if not self.joins:
             return self._batch_of(given)
-        sizes = {name: given[name][0] / count for name, count in self._entries.items() if count and given.get(name)}
+        own = [name for name, count in self._entries.items() if count and given.get(name) and name != self._about.name]
+        sizes = {name: given[name][0] / self._entries[name] for name in own}
         if len(set(sizes.values())) > 1 or not all(size.is_integer() for size in sizes.values()):
             said = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
             raise EngineError(f"inputs have different numbers of rows: {said}", fix="give all of them the same batch")
@@ -279,14 +341,22 @@ class Ports:
         """The step that has exactly these shapes."""
         if given.keys() != self._entries.keys():
             return max(self._shapes)  # what is wrong with it is said later
-        fitting = [batch for batch, shapes in self._shapes.items() if shapes == given]
-        if not fitting and self.batches and all(given[name][1:] == shape[1:] for name, _, shape, _ in self._wanted):
+        length = given[self._about.inputs[0]][1] if self.lengths else 0
+        fitting = [
+            batch for batch in self._shapes if all(given[name] == self._shape(name, batch, length) for name in given)
+        ]
+        first = next(iter(self._shapes))
+        if (
+            not fitting
+            and self.batches
+            and all(given[name][1:] == self._shape(name, first, length)[1:] for name in given)
+        ):
             raise EngineError(
                 f"inputs are of none of the batches that are ready ({', '.join(map(str, self.batches))}), "
                 f"and can not be cut or filled up to one: {self._mixes}",
                 fix="send one of those, or make this batch ready, too: batches (--batch)",
             )
-        return fitting[0] if fitting else next(iter(self._shapes))
+        return fitting[0] if fitting else first
 
     def fits(self, feeds: Feeds, rows: int) -> bool:
         """True if a checked request of so many rows is run in one step."""
@@ -295,11 +365,20 @@ class Ports:
     def parts(self, feeds: Feeds, rows: int) -> list[tuple[Feeds, int]]:
         """Cuts a checked request that does not fit into a step: inputs and rows of each part. No rows are one row, which is legal."""
         if not rows:
-            return [({**feeds, **self._row}, 1)]
+            return [(self._one_row(feeds), 1)]
         index, cuts = feeds.get(USERS), pieces(rows, self._largest)
         if index is not None:
             cuts = pieces_of_users(index, self._largest, 1)
         return [(self._part(feeds, index, start, end), end - start) for start, end in cuts]
+
+    def _one_row(self, feeds: Feeds) -> Feeds:
+        """A request without rows with a legal one, of its length."""
+        length, found = self.positions(feeds), {**feeds, **self._row}
+        if not length:
+            return found
+        starts = {name: self._row[name][:, :1] for name in self._about.inputs if name in self._row}
+        lengths = np.full_like(found[self._about.name], length)
+        return to_length({**found, **starts, self._about.name: lengths}, self._about, length)
 
     def _part(self, feeds: Feeds, index: NDArray[np.int32] | None, start: int, end: int) -> Feeds:
         """Some rows of a request, which are of one user."""
@@ -341,6 +420,10 @@ class Ports:
         index = bisect_left(self.batches, rows)
         return self.batches[index] if self._pads and index < len(self.batches) else rows
 
+    def at_length(self, feeds: Sequence[Feeds], length: int) -> Sequence[Feeds]:
+        """Inputs of requests as a step of some length takes them."""
+        return [to_length(one, self._about, length) for one in feeds]
+
     def join(self, feeds: Sequence[Feeds], bucket: int) -> Feeds:
         """Joins the inputs of several requests to those of one step. Copies of the first row pad its end, since values that are legal in a
         row (an index in range, for example) are legal there, too."""
@@ -360,6 +443,10 @@ class Ports:
             index[start:end] = users.setdefault(self.user(one), (len(users), one))[0]
         found |= {name: np.concatenate([one[name] for _, one in users.values()]) for name in self._once.entries}
         return {**found, USERS: index}
+
+    def of_length(self, answer: dict[str, Any], feeds: Feeds) -> dict[str, Any]:
+        """An answer without what lies beyond the length of its request."""
+        return cut_to_length(answer, self._about, self.positions(feeds))
 
     def cut(self, outputs: dict[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
         """Splits the outputs of a step into answers to requests of so many rows each. Outputs without rows are copied for each."""

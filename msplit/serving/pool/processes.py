@@ -26,8 +26,8 @@ from msplit.errors import Busy, Closed, DeviceLost, EngineError, ProcessLost, Ti
 from msplit.serving.pool.given_values import GivenValues
 from msplit.serving.pool.members import Member, ProcessLine, go_on, readable
 from msplit.serving.pool.pool import About, Pool
-from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats, Step
-from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Step
+from msplit.serving.pool.settings import PoolSettings, Stats
 from msplit.serving.pool.slots import Answer
 from msplit.serving.pool.steps import OF_PROCESSES, PoolFuture, PoolSteps, ProcessState, settle
 from msplit.serving.pool.worker import Hello
@@ -90,7 +90,7 @@ class ProcessSteps(PoolSteps):
         self._handles[member.line.bell] = member
         self._bell.register(member.line.bell, select.EPOLLIN)
 
-    def take(self, level: int, rows: int) -> None:
+    def take(self, level: int, rows: int, length: int = 0) -> None:
         """Reserves nothing: no step runs here."""
 
     def put(self, request: Request) -> None:
@@ -141,7 +141,8 @@ class ProcessSteps(PoolSteps):
         polls, which the pool's own thread does after a millisecond."""
         problem: Exception
         try:
-            line.memory.ask(slot, request.feeds, request.rows, request.level, request.since, request.deadline)
+            length = self._ports.positions(request.feeds)
+            line.memory.ask(slot, request.feeds, request.rows, request.level, request.since, request.deadline, length)
         except Exception as wrong:  # noqa: BLE001  it is the request's
             problem = wrong
         else:
@@ -213,7 +214,10 @@ class ProcessSteps(PoolSteps):
         """Takes what a process has answered. Most answers are taken together: one at a time they need twice as long."""
         if line is None or not (slots := line.memory.answers.take()):
             return
-        came = [(request := line.trips.pop(slot), line.memory.told(slot, request.rows)) for slot in slots]
+        came, length = list[tuple[Request, Answer | Exception]](), self._ports.positions
+        for slot in slots:
+            request = line.trips.pop(slot)
+            came.append((request, line.memory.told(slot, request.rows, length(request.feeds))))
         for slot, (request, _) in zip(slots, came, strict=True):
             request.future.values = line.memory.values(slot)
         usual = settle([(request.future, result) for request, result in came])

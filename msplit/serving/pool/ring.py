@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Registers
+from msplit.engines.base import Feeds, Registers
 from msplit.engines.environment import THREADS, THREADS_BYTES, native_threads
 from msplit.engines.table_rows import LOOKUPS
 from msplit.errors import Closed, EngineError, MsplitError
@@ -48,8 +48,8 @@ from msplit.errors import Closed, EngineError, MsplitError
 COUNTS = struct.Struct(f"<{6 + len(LOOKUPS)}q")
 """What the pool of a worker has counted, in a page that all its clients see: rows that are under way there, requests that wait, steps that
 ended, that run, rows of steps, rows of padding, and `LOOKUPS`."""
-REQUEST = struct.Struct("<qqqdd")
-"""Bytes that are spilled (0: the arrays are as laid out), rows, priority level, time of coming and deadline (CLOCK_MONOTONIC)."""
+REQUEST = struct.Struct("<qqqqdd")
+"""Bytes that are spilled (0: the arrays are as laid out), rows, their length, priority level, coming and deadline (CLOCK_MONOTONIC)."""
 ANSWER = struct.Struct("<qqq")
 """Bytes that are spilled (0: the arrays are as laid out), what the answer is (`OUTPUTS`, `ERROR` or `DROPPED`), and the number of the
 values that it was made with."""
@@ -65,8 +65,8 @@ _MOST_VIEWS = 4096
 
 Layout = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """Type and shape of arrays by name."""
-Layouts = Callable[[int], Layout | None]
-"""Gives the layout for a number of rows; None where a description has to say it."""
+Layouts = Callable[[int, int], Layout | None]
+"""Gives the layout for a number of rows and their length (0: they have none); None where a description has to say it."""
 
 
 class _Mapped(mmap.mmap):
@@ -180,7 +180,7 @@ class Area:
         memory: The mapped file.
         start, stride: Where those of the first slot begin, and bytes of each.
         spilled, room: Where what the first slot spills begins, and bytes for that of each.
-        layouts: Layout by number of rows.
+        layouts: Layout by number of rows and length.
         reads: True where a GPU reads them.
     """
 
@@ -189,17 +189,16 @@ class Area:
     ) -> None:
         self._memory, self._start, self._stride, self._layouts, self._reads = memory, start, stride, layouts, reads
         self._spilled, self._room = spilled, _up(room, mmap.PAGESIZE)
-        self._views: dict[tuple[int, int], dict[str, NDArray[Any]] | None] = {}
+        self._views: dict[tuple[int, int, int], dict[str, NDArray[Any]] | None] = {}
 
-    def views(self, slot: int, rows: int) -> dict[str, NDArray[Any]] | None:
+    def views(self, slot: int, rows: int, length: int = 0) -> dict[str, NDArray[Any]] | None:
         """Arrays of so many rows in a slot, as they are laid out; None where they are not."""
-        key = (slot, rows)
+        key = (slot, rows, length)
         if key in self._views:
             return self._views[key]
-        layout = self._layouts(rows)
         if len(self._views) >= _MOST_VIEWS:
             self._views.clear()
-        found: dict[str, NDArray[Any]] | None = None
+        layout, found = self._layouts(rows, length), None
         if layout is not None and bytes_of(layout) <= self._stride:
             found, at = {}, self._start + slot * self._stride
             for name, (dtype, shape) in layout.items():
@@ -210,12 +209,12 @@ class Area:
         self._views[key] = found
         return found
 
-    def write(self, slot: int, rows: int, arrays: Mapping[str, Any]) -> int:
+    def write(self, slot: int, rows: int, arrays: Mapping[str, Any], length: int = 0) -> int:
         """Copies arrays into a slot, but for those that are its `views`. Returns the bytes that are spilled, 0 where they are laid out.
 
         Raises what `spill` does.
         """
-        views = self.views(slot, rows)
+        views = self.views(slot, rows, length)
         if views is not None and len(views) == len(arrays):
             for name, view in views.items():
                 value = arrays.get(name)
@@ -240,12 +239,12 @@ class Area:
         self._memory[first : first + len(data)] = data
         return len(data)
 
-    def read(self, slot: int, rows: int, size: int) -> dict[str, NDArray[Any]]:
+    def read(self, slot: int, rows: int, size: int, length: int = 0) -> dict[str, NDArray[Any]]:
         """Arrays of a slot, which lie in it; those that were spilled are made anew."""
         if size:
             found: dict[str, NDArray[Any]] = pickle.loads(self.spilled(slot, size))
             return found
-        views = self.views(slot, rows)
+        views = self.views(slot, rows, length)
         assert views is not None
         return views
 
@@ -285,7 +284,7 @@ class Memory:
     Args:
         handle: Descriptor of the file, which has the right size.
         bells: Descriptors of the eventfds of requests and of answers.
-        inputs, outputs: Layouts by number of rows.
+        inputs, outputs: Layouts by number of rows and length.
         host_memory: Registers inputs, in the process that has the GPU.
 
     Attributes:
@@ -316,15 +315,17 @@ class Memory:
         self.inputs = Area(memory, ins, sizes.inputs, spilled, inputs_spill, inputs, reads=host_memory is not None)
         self.outputs = Area(memory, outs, sizes.outputs, rest, outputs_spill, outputs, reads=False)
 
-    def ask(self, slot: int, feeds: Mapping[str, Any], rows: int, level: int, since: float, deadline: float) -> None:
+    def ask(
+        self, slot: int, feeds: Feeds, rows: int, level: int, since: float, deadline: float, length: int = 0
+    ) -> None:
         """Writes a request into a slot that is free; `requests.push` is next. Raises what `Area.write` does."""
-        size = self.inputs.write(slot, rows, feeds)
-        REQUEST.pack_into(self._memory, self._asks + REQUEST.size * slot, size, rows, level, since, deadline)
+        size = self.inputs.write(slot, rows, feeds, length)
+        REQUEST.pack_into(self._memory, self._asks + REQUEST.size * slot, size, rows, length, level, since, deadline)
 
     def asked(self, slot: int) -> tuple[dict[str, NDArray[Any]], int, int, float, float]:
         """Inputs, rows, level, time of coming and deadline of the request in a slot."""
-        size, rows, level, since, deadline = REQUEST.unpack_from(self._memory, self._asks + REQUEST.size * slot)
-        found = self.inputs.read(slot, rows, size)
+        size, rows, length, level, since, deadline = REQUEST.unpack_from(self._memory, self._asks + REQUEST.size * slot)
+        found = self.inputs.read(slot, rows, size, length)
         if size:
             self.inputs.release(slot, size)
         return found, rows, level, since, deadline
@@ -337,11 +338,11 @@ class Memory:
         """Number of the values that an answer was made with."""
         return int(ANSWER.unpack_from(self._memory, self._tells + ANSWER.size * slot)[2])
 
-    def told(self, slot: int, rows: int) -> dict[str, NDArray[Any]] | Exception:
+    def told(self, slot: int, rows: int, length: int = 0) -> dict[str, NDArray[Any]] | Exception:
         """Answer to a request: outputs, which belong to the caller, or the error."""
         size, kind, _ = ANSWER.unpack_from(self._memory, self._tells + ANSWER.size * slot)
         if kind == OUTPUTS and not size:
-            return {name: value.copy() for name, value in self.outputs.read(slot, rows, 0).items()}
+            return {name: value.copy() for name, value in self.outputs.read(slot, rows, 0, length).items()}
         if kind == DROPPED:
             return Closed("the pool was closed before this request was run", fix="send it to another one")
         data = self.outputs.spilled(slot, size)

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from msplit.errors import Busy, Closed, DeviceLost
-from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.settings import PoolSettings, Stats
 
 NEVER = float("inf")
 
@@ -24,6 +24,12 @@ a step."""
 
 SHARE = 4
 """Steps of a priority level for each step of the next, less urgent level, while requests of both wait."""
+
+STRETCH = 2
+"""Most times its own length that a row may be computed at, in place of padding in a step of longer rows."""
+
+Bucket = int | tuple[int, int]
+"""Size of a step that was prepared: its rows; where rows have lengths, their length and how many."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +51,7 @@ class Request:
         waits: True while it is in the queue.
         runs: Processes that ended while they had it.
         user: Name of its user, where steps have room for several; else None.
+        length: Length that its rows need, of those that were prepared; 0 where they have none.
     """
 
     rows: int
@@ -60,6 +67,7 @@ class Request:
     waits: bool = False
     runs: int = 0
     user: Hashable = None
+    length: int = 0
 
 
 class Step(NamedTuple):
@@ -71,6 +79,7 @@ class Step(NamedTuple):
         rows: Rows of its requests.
         requests: Requests that it answers; none for a step that the calling thread runs itself (`Scheduler.take`).
         again: Further requests of a step that failed. Each is run alone after this one, so that a bad request fails no other.
+        length: Length of its rows: the greatest that its requests need.
     """
 
     slot: int
@@ -78,6 +87,17 @@ class Step(NamedTuple):
     rows: int
     requests: tuple[Request, ...] = ()
     again: tuple[Request, ...] = ()
+    length: int = 0
+
+    @property
+    def size(self) -> Bucket:
+        """Size that was prepared for it."""
+        return (self.length, self.bucket) if self.length else self.bucket
+
+
+def rows_in(bucket: Bucket) -> int:
+    """Rows of a step of a size."""
+    return bucket if isinstance(bucket, int) else bucket[1]
 
 
 class Decision(NamedTuple):
@@ -97,57 +117,6 @@ class Decision(NamedTuple):
 NOTHING = Decision()
 
 
-@dataclass(frozen=True)
-class Stats:
-    """Counts of a pool since it was opened.
-
-    Attributes:
-        requests: Requests that it took. One that is run in several steps counts once for each of them, here and below.
-        answered: Requests that got outputs.
-        failed: Requests that got an error of the engine, or none since the pool was closed.
-        timed_out: Requests that waited too long, and were not run.
-        cancelled: Requests that were cancelled while they waited.
-        refused: Requests that it did not take, since too many waited.
-        rows: Rows of all steps.
-        filled: Rows of padding among them.
-        steps: Steps that ran.
-        table_rows_looked_up: Rows that were looked up in tables which stay in the host's memory. This and the next three are those of the
-            tables since they were brought there, and up to the last time that rows came into the cache, up to 15 steps ago.
-        table_rows_found: Those of them that the cache on the GPU had.
-        table_rows_admitted: Rows that came into the cache.
-        table_bus_bytes: Bytes of rows that came over the bus, those that came into the cache among them.
-        table_cache_bytes: Memory of the GPU that the cache takes.
-        host_table_bytes: Memory of the host that the tables take.
-        mapped_table_bytes: As much of it is files, of which the processes of a host have one copy.
-        waiting: Requests that wait now.
-        in_flight: Steps that run now.
-    """
-
-    requests: int = 0
-    answered: int = 0
-    failed: int = 0
-    timed_out: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    rows: int = 0
-    filled: int = 0
-    steps: int = 0
-    table_rows_looked_up: int = 0
-    table_rows_found: int = 0
-    table_rows_admitted: int = 0
-    table_bus_bytes: int = 0
-    table_cache_bytes: int = 0
-    host_table_bytes: int = 0
-    mapped_table_bytes: int = 0
-    waiting: int = 0
-    in_flight: int = 0
-
-    @property
-    def table_hit_rate(self) -> float | None:
-        """Share of the rows looked up that the cache had; None where none were."""
-        return self.table_rows_found / self.table_rows_looked_up if self.table_rows_looked_up else None
-
-
 class Scheduler:
     """Queue and slots of a pool, and the decisions which request goes where.
 
@@ -158,12 +127,13 @@ class Scheduler:
         settings: Number of priority levels, time to wait for further requests, most requests that may wait.
         holds_thread: True where a step keeps a thread busy from beginning to end; a request is then started as soon as a slot is free.
         users: Most users of a step, of requests that name theirs.
+        lengths: Lengths of rows that were prepared; empty where rows have none.
 
     Attributes:
         queue: Requests that wait. `queue.count` and `queue.next_time` may be read without the lock, as may the next three.
         running: Steps that run.
         alone: Those among them that the thread which brought the request runs itself.
-        steps_of: Bucket -> number of its steps that ran in this process.
+        steps_of: Size -> number of its steps that ran in this process.
         lost: Error of the device, set by the caller when it fails; no more requests are taken then.
         paused: True while no step is started; requests wait.
         closed: Reason why no more requests are taken; empty while they are.
@@ -178,15 +148,19 @@ class Scheduler:
         *,
         holds_thread: bool = False,
         users: int = 1,
+        lengths: Sequence[int] = (),
     ) -> None:
         self._slots, self._bucket_of, self._holds_thread = tuple(slots), bucket_of, holds_thread
         self._free: list[list[int]] = [[] for _ in range(settings.priorities)]
         for index, level in enumerate(slots):
             self._free[level].append(index)
-        self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue, users)
+        self.queue = Queue(
+            settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue, users, lengths
+        )
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
-        self.steps_of = dict.fromkeys(buckets, 0)
+        sizes: Sequence[Bucket] = [(length, rows) for length in lengths for rows in buckets] if lengths else buckets
+        self.steps_of = dict.fromkeys(sizes, 0)
         self.closed, self._cleared, self.paused = "", False, False
         self.lost: DeviceLost | None = None
 
@@ -206,7 +180,7 @@ class Scheduler:
             return NOTHING
         return self.due(request.since)
 
-    def take(self, level: int, rows: int) -> Step | None:
+    def take(self, level: int, rows: int, length: int = 0) -> Step | None:
         """Reserves a slot for a step that the calling thread starts itself, waits for, and reports with `ended`.
 
         Returns:
@@ -222,7 +196,7 @@ class Scheduler:
                 if self._free[number]:
                     self.alone += 1
                     self._direct += 1
-                    return self._start(number, rows)
+                    return self._start(number, rows, length)
         return None
 
     def due(self, now: float, *, join: bool = True) -> Decision:
@@ -239,8 +213,11 @@ class Scheduler:
         for level, free in enumerate(self._free):
             # A GPU with nothing to do waits for no further requests.
             if free and (requests := queue.take(now, level, join and self.running > 0)):
-                rows = sum([request.rows for request in requests])
-                return Decision(self._start(level, rows, tuple(requests)), late)
+                rows, length = (
+                    sum([request.rows for request in requests]),
+                    max([request.length for request in requests]),
+                )
+                return Decision(self._start(level, rows, length, tuple(requests)), late)
         return Decision(None, late) if late else NOTHING
 
     def ended(self, step: Step, now: float, *, failed: bool = False) -> Decision:
@@ -249,14 +226,15 @@ class Scheduler:
         If a step of several requests failed, nobody is answered: each of them is run again alone. If the device failed (`lost`), all of
         them get the error.
         """
-        slot, bucket, rows, requests, again = step
+        slot, bucket, rows, requests, again, length = step
         if failed and requests:
             if self.lost is not None:
                 requests, again = (*requests, *again), ()
             elif len(requests) > 1:
                 requests, again = (), requests
         self._steps += 1
-        self.steps_of[bucket] = self.steps_of.get(bucket, 0) + 1
+        size = (length, bucket) if length else bucket
+        self.steps_of[size] = self.steps_of.get(size, 0) + 1
         self._rows += bucket
         self._filled += bucket - rows
         alone = not step.requests
@@ -266,8 +244,8 @@ class Scheduler:
         else:
             self._answered += len(requests) + alone
         if again:
-            rows = again[0].rows
-            return Decision(Step(slot, self._bucket_of(rows), rows, again[:1], again[1:]), (), requests)
+            rows, length = again[0].rows, again[0].length
+            return Decision(Step(slot, self._bucket_of(rows), rows, again[:1], again[1:], length), (), requests)
         self._free[self._slots[slot]].append(slot)
         self.running -= 1
         following = self.due(now) if self.queue.count else NOTHING
@@ -313,14 +291,14 @@ class Scheduler:
         if self.closed and (self._cleared or not admitted):
             raise Closed(self.closed, fix="open another one")
 
-    def _start(self, level: int, rows: int, requests: tuple[Request, ...] = ()) -> Step:
+    def _start(self, level: int, rows: int, length: int, requests: tuple[Request, ...] = ()) -> Step:
         """Puts a step into a free slot."""
         self.running += 1
-        return Step(self._free[level].pop(), self._bucket_of(rows), rows, requests)
+        return Step(self._free[level].pop(), self._bucket_of(rows), rows, requests, (), length)
 
 
 class _Line:
-    """Requests of one level and key, in the order in which they came.
+    """Requests of one level, key and length, in the order in which they came.
 
     Attributes:
         requests: Those that wait, and `gone` others that were taken out of the middle and are skipped later. The first one waits.
@@ -328,10 +306,10 @@ class _Line:
         users: Users that those which wait name, each with how many do.
     """
 
-    __slots__ = ("gone", "key", "level", "requests", "rows", "users")
+    __slots__ = ("gone", "key", "length", "level", "requests", "rows", "users")
 
-    def __init__(self, level: int, key: Hashable) -> None:
-        self.level, self.key = level, key
+    def __init__(self, level: int, key: Hashable, length: int) -> None:
+        self.level, self.key, self.length = level, key, length
         self.requests: deque[Request] = deque()
         self.rows = self.gone = 0
         self.users: dict[Hashable, int] = {}
@@ -346,7 +324,7 @@ class _Line:
 
 
 class Queue:
-    """Requests that wait. Within a priority level and a key, the first to come is the first to be served.
+    """Requests that wait. Within a priority level, a key and a length, the first to come is the first to be served.
 
     Levels share steps by stride scheduling: each level has a position; the one with the lowest position is served, and its position grows
     by `SHARE` to the power of its number. A less urgent level is served less often, but always again.
@@ -359,6 +337,7 @@ class Queue:
         delay: Seconds that a step which is not full waits for further requests.
         most: Most requests that may wait; 0: any number.
         users: Most users of a step, of requests that name theirs.
+        lengths: Lengths of rows that were prepared.
 
     Attributes:
         count: Requests that wait.
@@ -369,8 +348,19 @@ class Queue:
         cancelled: Requests that had been cancelled when they were to be taken out.
     """
 
-    def __init__(self, levels: int, buckets: Sequence[int], delay: float = 0.0, most: int = 0, users: int = 1) -> None:
-        self._lines: list[dict[Hashable, _Line]] = [{} for _ in range(levels)]
+    def __init__(
+        self,
+        levels: int,
+        buckets: Sequence[int],
+        delay: float = 0.0,
+        most: int = 0,
+        users: int = 1,
+        lengths: Sequence[int] = (),
+    ) -> None:
+        self._lines: list[dict[tuple[Hashable, int], _Line]] = [{} for _ in range(levels)]
+        # For each length those of requests that may be in a step of it, itself first.
+        down = sorted(lengths, reverse=True)
+        self._fitting = {most: [one for one in down if one <= most <= STRETCH * one] for most in down}
         self._positions = [0] * levels
         self._buckets, self._largest = tuple(buckets), max(buckets, default=0)
         self._delay, self._most, self._users = delay, most, users
@@ -400,9 +390,10 @@ class Queue:
         lines = self._lines[request.level]
         if not lines:
             self._catch_up(request.level)
-        line = lines.get(request.key)
+        place = request.key, request.length
+        line = lines.get(place)
         if line is None:
-            lines[request.key] = line = _Line(request.level, request.key)
+            lines[place] = line = _Line(request.level, *place)
         was_full = self._is_full(line)
         line.requests.append(request)
         line.count(request, 1)
@@ -431,7 +422,8 @@ class Queue:
     def take(self, now: float, level: int | None = None, busy: bool = False) -> list[Request]:
         """Takes out the requests of the next step; none where none is due.
 
-        All have one key. They are of one level; where the bucket has room left, requests of other levels fill it.
+        All have one key. They are of one level and one length; where the bucket has room left, requests of other levels fill it, and then
+        shorter ones, the longest first, which need at least half of that length (`STRETCH`). A longer one never joins shorter ones.
 
         Args:
             now: The time.
@@ -492,12 +484,13 @@ class Queue:
         if wanted and line.key is not None:
             rows = self._largest - left
             room = next((bucket for bucket in self._buckets if bucket >= rows), rows) - rows
-            for lines in self._lines[:last] if room else ():
-                other = lines.get(line.key)
-                if other is not None and other is not line:
-                    before = len(found)
-                    room = self._move(other, found, users, room)
-                    wanted += self._claim(found[before:])
+            for length in self._fitting.get(line.length, (line.length,)) if room else ():
+                for lines in self._lines[:last]:
+                    other = lines.get((line.key, length))
+                    if other is not None and other is not line:
+                        before = len(found)
+                        room = self._move(other, found, users, room)
+                        wanted += self._claim(found[before:])
         self._update_next_time()
         return wanted
 
@@ -528,7 +521,7 @@ class Queue:
     def _close_up(self, line: _Line, changed: bool) -> None:
         """Removes a line that is empty; notes when one that has changed is due."""
         if not line.requests:
-            del self._lines[line.level][line.key]
+            del self._lines[line.level][line.key, line.length]
         elif changed:
             self._enter(line, self._is_full(line))
 
@@ -571,7 +564,7 @@ class Queue:
         lines: dict[_Line, None] = {}
         found = self._claim(unwanted)
         for request in unwanted:
-            line = self._lines[request.level][request.key]
+            line = self._lines[request.level][request.key, request.length]
             request.waits = False
             line.count(request, -1)
             line.gone += 1

@@ -1,4 +1,4 @@
-"""Settings of a pool."""
+"""Settings of a pool, and what it counts."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ class PoolSettings:
         retries: How often a request is run again whose process has ended; 0: it fails (`errors.ProcessLost`).
         max_rows: Most rows of a request. One of more rows than a step has is run in several steps. None: `MAX_STEPS` steps of the largest
             batch.
+        lengths: Lengths of rows to capture graphs for, each for each of the buckets, of a model whose inputs leave their second dimension
+            open: see `msplit.prepare`. A step has the next larger one. None: it has one length; a build has those that it has.
         latency_us: Most time that 99 of 100 requests may take, in µs, for what is ``auto``; None: three times that of a step.
     """
 
@@ -58,6 +60,7 @@ class PoolSettings:
     retries: int = 1
     max_rows: int | None = None
     latency_us: float | None = None
+    lengths: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.groups, str) and self.groups == AUTO):
@@ -65,7 +68,9 @@ class PoolSettings:
                 raise MsplitError(f"there are no {self.groups!r} groups", fix="give a number of slots, or auto")
             whole("the number of groups", self.groups, 1, MAX_GROUPS)
         batches = () if self.batches is None else listed("batches", self.batches)
+        lengths = () if self.lengths is None else listed("lengths", self.lengths)
         object.__setattr__(self, "batches", batches or None)
+        object.__setattr__(self, "lengths", lengths or None)
         least = {"max_batch": 1, "priorities": 1, "max_queue": 0, "max_memory": 1, "host_threads": 1}
         least |= {"retries": 0, "max_rows": 1}
         if self.workers not in (None, AUTO):
@@ -75,6 +80,8 @@ class PoolSettings:
                 whole(name, getattr(self, name), low)
         for batch in batches:
             whole("a batch", batch, 1)
+        for length in lengths:
+            whole("a length", length, 1)
         for name in ("max_delay_us", "latency_us"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name))
@@ -82,6 +89,57 @@ class PoolSettings:
     def level_of(self, number: int, count: int) -> int:
         """Priority level of one of so many slots: the later ones are for less urgent requests."""
         return number * self.priorities // count
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of a pool since it was opened.
+
+    Attributes:
+        requests: Requests that it took. One that is run in several steps counts once for each of them, here and below.
+        answered: Requests that got outputs.
+        failed: Requests that got an error of the engine, or none since the pool was closed.
+        timed_out: Requests that waited too long, and were not run.
+        cancelled: Requests that were cancelled while they waited.
+        refused: Requests that it did not take, since too many waited.
+        rows: Rows of all steps.
+        filled: Rows of padding among them.
+        steps: Steps that ran.
+        table_rows_looked_up: Rows that were looked up in tables which stay in the host's memory. This and the next three are those of the
+            tables since they were brought there, and up to the last time that rows came into the cache, up to 15 steps ago.
+        table_rows_found: Those of them that the cache on the GPU had.
+        table_rows_admitted: Rows that came into the cache.
+        table_bus_bytes: Bytes of rows that came over the bus, those that came into the cache among them.
+        table_cache_bytes: Memory of the GPU that the cache takes.
+        host_table_bytes: Memory of the host that the tables take.
+        mapped_table_bytes: As much of it is files, of which the processes of a host have one copy.
+        waiting: Requests that wait now.
+        in_flight: Steps that run now.
+    """
+
+    requests: int = 0
+    answered: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    rows: int = 0
+    filled: int = 0
+    steps: int = 0
+    table_rows_looked_up: int = 0
+    table_rows_found: int = 0
+    table_rows_admitted: int = 0
+    table_bus_bytes: int = 0
+    table_cache_bytes: int = 0
+    host_table_bytes: int = 0
+    mapped_table_bytes: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+
+    @property
+    def table_hit_rate(self) -> float | None:
+        """Share of the rows looked up that the cache had; None where none were."""
+        return self.table_rows_found / self.table_rows_looked_up if self.table_rows_looked_up else None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from msplit.engines.user_rows import UserRows
 from msplit.errors import EngineError
 from msplit.formats.tensors import numpy_dtype
 from msplit.serving.pool.ports import Ports
+from msplit.serving.pool.scheduler import Bucket, rows_in
 
 Answer = dict[str, Any]
 """Outputs by name: arrays, or PyTorch tensors where they stay on the device."""
@@ -21,8 +22,8 @@ class Slot(Protocol):
     """Place in which one step runs at a time. On a GPU it is an arena: streams, captured graphs of all buckets, and memory for inputs,
     intermediate values and outputs. Subclasses inherit methods for steps that are over once they were started."""
 
-    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
-        """Starts a step of `bucket` rows on the rows of all these requests, in their order."""
+    def start(self, bucket: Bucket, feeds: Sequence[Feeds]) -> None:
+        """Starts a step of a size on the rows of all these requests, in their order, which have its length."""
 
     def over(self) -> bool:
         """True if the step is over. Raises the error with which it failed."""
@@ -59,15 +60,15 @@ class StepSlot(Slot):
     """
 
     def __init__(
-        self, steps: Mapping[int, Callable[[Feeds], Answer]], ports: Ports | None, owned: Sequence[Executable] = ()
+        self, steps: Mapping[Bucket, Callable[[Feeds], Answer]], ports: Ports | None, owned: Sequence[Executable] = ()
     ) -> None:
         self._steps, self._ports, self._owned = steps, ports, owned
         self._outputs: Answer = {}
 
-    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+    def start(self, bucket: Bucket, feeds: Sequence[Feeds]) -> None:
         """Runs a step."""
         step = self._steps[bucket if bucket in self._steps else 0]
-        self._outputs = step(feeds[0] if self._ports is None else self._ports.join(feeds, bucket))
+        self._outputs = step(feeds[0] if self._ports is None else self._ports.join(feeds, rows_in(bucket)))
 
     def wait(self) -> None:
         """Returns at once."""
@@ -93,7 +94,7 @@ class SimulatedSlot:
         self._slot, self._thread = slot, ThreadPoolExecutor(1, thread_name_prefix="msplit-simulated")
         self._running: Future[None] | None = None
 
-    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+    def start(self, bucket: Bucket, feeds: Sequence[Feeds]) -> None:
         """Starts a step in the thread."""
         self._running = self._thread.submit(self._slot.start, bucket, feeds)
 
@@ -145,9 +146,9 @@ class HostedSlot(Slot):
     def __init__(
         self,
         slot: Slot,
-        hosts: Mapping[int, Any],
-        made: Mapping[int, Mapping[str, tuple[str, tuple[int, ...]]]],
-        once: Mapping[int, UserRows],
+        hosts: Mapping[Bucket, Any],
+        made: Mapping[Bucket, Mapping[str, tuple[str, tuple[int, ...]]]],
+        once: Mapping[Bucket, UserRows],
         ports: Ports,
     ) -> None:
         self._slot, self._hosts, self._ports, self._once = slot, hosts, ports, once
@@ -157,9 +158,9 @@ class HostedSlot(Slot):
         }
         self._host, self._given, self._there = hosts.get(max(made)), dict[str, Any](), Answer()
 
-    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+    def start(self, bucket: Bucket, feeds: Sequence[Feeds]) -> None:
         """Runs what is in front, and starts the device part."""
-        self._host, self._given = self._hosts.get(bucket), dict(self._ports.join(feeds, bucket))
+        self._host, self._given = self._hosts.get(bucket), dict(self._ports.join(feeds, rows_in(bucket)))
         made, self._there = (self._given, {}) if self._host is None else self._host.run(self._given)
         inputs = self._once[bucket].of(made)
         for name, dtype, shape in self._made[bucket]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,14 +19,16 @@ from msplit.engines.base import STEPS, Arrays, Feeds
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.environment import mps
+from msplit.engines.user_rows import UserRows
 from msplit.engines.variables import rounded_tables
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats import build as files
 from msplit.formats.build import Manifest, is_build
 from msplit.formats.model import ReadOptions
 from msplit.progress import Progress, phase, silent
 from msplit.run.buckets import rows_of
-from msplit.run.build import LoadedBuild, Made, make, values_of, verify_step, whole_reference
+from msplit.run.build import LoadedBuild, Made, check_lengths, make, values_of, verify_step, whole_reference
 from msplit.run.build import load as load_build
 from msplit.run.prepare import make_ready
 from msplit.run.renew import ModelValues, executable_beside, making_beside, verify_made
@@ -36,6 +38,7 @@ from msplit.serving.pool.making import Recipe, make_processes, make_with_workers
 from msplit.serving.pool.making import make as make_pool
 from msplit.serving.pool.pool import Pool, Renews
 from msplit.serving.pool.ports import Ports, Shape
+from msplit.serving.pool.scheduler import Bucket, rows_in
 from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.slots import Answer, HostedSlot, SimulatedSlot, Slot, StepSlot
 from msplit.shapes.infer import stated_shapes
@@ -130,28 +133,12 @@ def recipes(
         MsplitError: Requests are to share steps, and can not.
     """
     if not isinstance(model, FlatGraph) and is_build(path(model)):
-        loaded = load_build(model, request.places[0])
-        if loaded.manifest.lengths is not None:
-            what = f"{os.fspath(model)} was built for rows of several lengths, which a pool or a server does not join"
-            raise MsplitError(what, fix="open it with msplit.open, or build it with one --shape")
-        once = loaded.restored[loaded.manifest.rungs[-1].program].shared
-        if request.shared and not once.entries:
-            raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
-        tables, hosted = request.options.table_memory, loaded.manifest.tables
-        if tables is not None and (tables.rows or not hosted):
-            said = "has the rows of tables that it was built with" if hosted else "was built with all tables on the GPU"
-            raise MsplitError(f"{os.fspath(model)} {said}", fix="build it anew with --table-memory")
-        if request.users not in (1, once.users):
-            what = f"{os.fspath(model)} was built for {once.users} users in a step, not {request.users}"
-            raise MsplitError(what, fix="build it anew with --users")
-
-        def renews_build(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
-            with making_beside(loaded.place, object):
-                return *values_of(loaded, source, rows), lambda: None
-
-        why_build = f"{os.fspath(model)} is a build for it"
-        return lambda settings: replace(_of_build(loaded, why_build, settings), renews=renews_build)
+        return _recipes_of_build(model, request, several)
     flat = opened(model)
+    lengths = tuple(sorted({length for settings in several for length in settings.lengths or ()}))
+    if lengths:
+        check_lengths(request, lengths)
+        request = replace(request, engine=ENGINE.name)
     engine, why = choose_engine(request, flat)
     refuse_devices(request, engine, why)
     rows, mixes = rows_of(flat, request)
@@ -159,7 +146,7 @@ def recipes(
     compiled: LoadedBuild | None = None
     if engine.name == ENGINE.name:
         every = tuple(sorted({batch for settings in several for batch in wanted(settings)}))
-        made = make(flat, request, batches=every, progress=progress)
+        made = make(flat, request, batches=every, lengths=lengths, progress=progress)
         if not every:  # the request settles a shape that has no rows
             buckets = tuple(replace(one, batch=None) for one in made.manifest.rungs)
             made = replace(made, manifest=replace(made.manifest, rungs=buckets))
@@ -170,9 +157,38 @@ def recipes(
         if compiled is None:
             return _of_session(flat, request, batches, (rows, mixes), settings.max_rows, progress)
         recipe = _of_build(_with(compiled, lambda batch: not batches or batch in batches), why, settings)
-        return replace(recipe, renews=_renews_model(flat, made, compiled, request))
+        # With lengths the model that runs was written anew, and would have to be for other values.
+        return recipe if lengths else replace(recipe, renews=_renews_model(flat, made, compiled, request))
 
     return recipe_of
+
+
+def _recipes_of_build(
+    model: str | os.PathLike[str], request: RunRequest, several: Sequence[PoolSettings]
+) -> Callable[[PoolSettings], Recipe]:
+    """`recipes` for a build, on the first device of the request."""
+    loaded = load_build(model, request.places[0])
+    if any(settings.lengths for settings in several):
+        own = ", ".join(map(str, _lengths_of(sizes_of(loaded.manifest))))
+        what = f"{os.fspath(model)} has the lengths that it was built with: {own or 'none'}"
+        raise MsplitError(what, fix="leave lengths out (--pool lengths=), or build it anew with them")
+    once = loaded.restored[loaded.manifest.rungs[-1].program].shared
+    if request.shared and not once.entries:
+        raise MsplitError(f"{os.fspath(model)} was built without shared rows", fix="build it anew with --shared")
+    tables, hosted = request.options.table_memory, loaded.manifest.tables
+    if tables is not None and (tables.rows or not hosted):
+        said = "has the rows of tables that it was built with" if hosted else "was built with all tables on the GPU"
+        raise MsplitError(f"{os.fspath(model)} {said}", fix="build it anew with --table-memory")
+    if request.users not in (1, once.users):
+        what = f"{os.fspath(model)} was built for {once.users} users in a step, not {request.users}"
+        raise MsplitError(what, fix="build it anew with --users")
+
+    def renews_build(source: Any, rows: Any) -> tuple[Any, Sequence[OutputCheck], Callable[[], object]]:
+        with making_beside(loaded.place, object):
+            return *values_of(loaded, source, rows), lambda: None
+
+    why_build = f"{os.fspath(model)} is a build for it"
+    return lambda settings: replace(_of_build(loaded, why_build, settings), renews=renews_build)
 
 
 def _with(loaded: LoadedBuild, wanted: Callable[[int], bool]) -> LoadedBuild:
@@ -300,18 +316,14 @@ def _same_on_host(one: Any, other: Any) -> bool:
 def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     """Makes the recipe for a build that is loaded onto its device."""
     manifest, found = _limited(loaded, settings).manifest, loaded.opened
-    buckets = {bucket.batch or 0: bucket for bucket in manifest.rungs}
+    buckets = sizes_of(manifest)
     rows = manifest.rows if 0 not in buckets else None
-    largest = max(buckets)
+    largest, about = max(buckets), manifest.lengths
     _refuse_to_join(rows, settings, manifest.mixes)
-    # Everything by batch, 0 for the one batch of a model without rows.
+    # Everything by size, 0 for the one batch of a model without rows.
     restored = {batch: loaded.restored[bucket.program] for batch, bucket in buckets.items()}
     once = restored[largest].shared
     references = {batch: loaded.references[bucket.program] for batch, bucket in buckets.items()}
-    shapes: dict[int, Mapping[str, Shape]] = {
-        batch: {**bucket.inputs} | {name: (entries, *bucket.inputs[name][1:]) for name, entries in once.entries.items()}
-        for batch, bucket in sorted(buckets.items())
-    }
     example = references[min(buckets)].feeds
     example = {**example, **once.first(example)}  # any user goes with any row
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
@@ -320,33 +332,33 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
     hosts = {batch: one.host for batch, one in restored.items() if one.host is not None}
     flies = _is_quick(hosts.get(largest), loaded.references[buckets[largest].program].feeds, settings.host_threads)
     asynchronous = flies and found.is_asynchronous(restored.values())
-    ports = Ports(
+    ports = ports_of(
+        manifest,
         dtypes,
-        shapes,
-        rows,
-        manifest.mixes,
-        device="cuda" if asynchronous and not hosts and once.users == 1 else None,
+        device="cuda" if asynchronous and not hosts and once.users == 1 and about is None else None,
         max_rows=settings.max_rows,
         example=example,
-    ).sharing(once)
+        once=once,
+    )
     polls = asynchronous or (manifest.made_for.get("device") == "cpu" and flies)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
     taken = _taken(restored)
-    ports, entries = _in_front([*hosts.values()], taken, ports, entries, polls=polls)
+    if about is None:
+        ports, entries = _in_front([*hosts.values()], taken, ports, entries, polls=polls)
     slot = _slots(found, restored, ports, taken, entries, settings.priorities, asynchronous=asynchronous, polls=polls)
 
     def verify(slot: Slot) -> Sequence[OutputCheck]:
         checks = []
-        for batch, one in references.items():
+        for size, one in references.items():
             found.rewind()
-            checks.append(verify_step(_step(slot, batch, ports), one, manifest))
+            checks.append(verify_step(_step(slot, size, ports), one, manifest))
         return checks
 
     return Recipe(
         ports,
         slot,
         verify,
-        example,
+        ports.example if about else example,
         manifest.label,
         ports.outputs(references[largest].outputs),
         (*manifest.notes, *loaded.notes, *(_apart(rows, manifest.mixes) if 0 not in buckets else ())),
@@ -365,9 +377,9 @@ def _of_build(loaded: LoadedBuild, why: str, settings: PoolSettings) -> Recipe:
 
 def _slots(
     found: Any,
-    restored: Mapping[int, Any],
+    restored: Mapping[Bucket, Any],
     ports: Ports,
-    taken: Mapping[int, Any],
+    taken: Mapping[Bucket, Any],
     entries: Mapping[str, int],
     priorities: int,
     *,
@@ -398,21 +410,43 @@ def _slots(
     return slot
 
 
-def _taken(restored: Mapping[int, Any]) -> dict[int, dict[str, tuple[str, Shape]]]:
+def sizes_of(manifest: Manifest) -> dict[Bucket, files.Bucket]:
+    """The buckets of a build by size, 0 for the one batch of a model without rows."""
+    first = manifest.lengths.inputs[0] if manifest.lengths is not None else None
+    return {(one.inputs[first][1], one.batch or 0) if first else one.batch or 0: one for one in manifest.rungs}
+
+
+def _lengths_of(buckets: Iterable[Bucket]) -> list[int]:
+    return sorted({one[0] for one in buckets if not isinstance(one, int)})
+
+
+def ports_of(manifest: Manifest, dtypes: Mapping[str, np.dtype[Any]], *, once: UserRows, **more: Any) -> Ports:
+    """Inputs and outputs of a build, with what it shares, and with `more` of `Ports`."""
+    buckets = sizes_of(manifest)
+    shapes = {  # of several lengths those of the longest stay
+        rows_in(size): {**bucket.inputs}
+        | {name: (entries, *bucket.inputs[name][1:]) for name, entries in once.entries.items()}
+        for size, bucket in sorted(buckets.items())
+    }
+    found = Ports(dtypes, shapes, None if 0 in buckets else manifest.rows, manifest.mixes, **more).sharing(once)
+    return found if manifest.lengths is None else found.having(manifest.lengths, _lengths_of(buckets))
+
+
+def _taken(restored: Mapping[Bucket, Any]) -> dict[Bucket, dict[str, tuple[str, Shape]]]:
     """By bucket, type and shape of what the device part is fed."""
     fed = {batch: one.compiled.program.fed.items() for batch, one in restored.items()}
     return {batch: {key: (dtype, shape) for key, (shape, dtype) in one if key != STEPS} for batch, one in fed.items()}
 
 
 def _in_front(
-    hosts: Sequence[Any], taken: Mapping[int, Any], ports: Ports, entries: dict[str, int], *, polls: bool
+    hosts: Sequence[Any], taken: Mapping[Bucket, Any], ports: Ports, entries: dict[str, int], *, polls: bool
 ) -> tuple[Ports, dict[str, int]]:
     """Ports behind a host part that is run on each request by itself, and the entries of a row of what steps take then; both as they are
     where it has to run around steps."""
     programs = [one.before.program for one in hosts if one.apart and polls and ports.joins]
     if len(programs) < len(taken) or len({*programs}) > 1 or not programs[0].compiled:
         return ports, entries
-    shapes = {batch: {name: shape for name, (_, shape) in one.items()} for batch, one in taken.items()}
+    shapes = {rows_in(size): {name: shape for name, (_, shape) in one.items()} for size, one in taken.items()}
     found = {name: (entries | hosts[0].apart)[name] for name in taken[max(taken)]}
     if any(
         one[name][0] != batch * found[name] for batch, one in shapes.items() for name in {*hosts[0].apart} & {*found}
@@ -437,11 +471,11 @@ def _is_quick(host: Any, feeds: Arrays, threads: int | None) -> bool:
     return min(timeit.repeat(lambda: host.run(feeds), number=1, repeat=_LOOKS)) < _QUICK
 
 
-def _step(slot: Slot, batch: int, ports: Ports) -> Callable[[Arrays], Arrays]:
+def _step(slot: Slot, size: Bucket, ports: Ports) -> Callable[[Arrays], Arrays]:
     """Function that runs a step in a slot from beginning to end, on requests of one user each."""
 
     def step(feeds: Arrays) -> Arrays:
-        slot.start(batch, ports.of_users(feeds))
+        slot.start(size, ports.of_users(feeds))
         while not slot.over():
             slot.wait()
         return slot.outputs()

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Protocol
 
-from msplit.engines.base import device_lost
+from msplit.engines.base import Feeds, device_lost
 from msplit.engines.table_rows import LOOKUPS
 from msplit.errors import Closed, EngineError, TimedOut
 from msplit.serving.pool.ports import Ports
-from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step
-from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Step
+from msplit.serving.pool.settings import PoolSettings, Stats
 from msplit.serving.pool.slots import Answer, Slot
 from msplit.verify.results import NewRows, NewValues, ValueUpdate
 
@@ -249,10 +249,10 @@ class PoolSteps:
         if decision is not NOTHING:
             self._do(decision)
 
-    def take(self, level: int, rows: int) -> Step | None:
+    def take(self, level: int, rows: int, length: int = 0) -> Step | None:
         """Reserves a slot for a step that the calling thread runs itself; see `Scheduler.take`."""
         with self._lock:
-            return self.scheduler.take(level, rows)
+            return self.scheduler.take(level, rows, length)
 
     def start_due(self, now: float, *, join: bool = True) -> None:
         """Starts the step that is due, and fails requests that are too late; see `Scheduler.due`."""
@@ -261,9 +261,10 @@ class PoolSteps:
         if decision is not NOTHING:
             self._do(decision)
 
-    def cut(self, outputs: Answer, rows: int) -> Answer:
+    def cut(self, outputs: Answer, rows: int, feeds: Feeds) -> Answer:
         """Answer to the only request of a step, out of the step's outputs."""
-        return self._ports.cut(outputs, (rows,))[0]
+        answer = self._ports.cut(outputs, (rows,))[0]
+        return self._ports.of_length(answer, feeds) if self._ports.lengths else answer
 
     def end_alone(self, step: Step, problem: BaseException | None) -> None:
         """Gives back the slot of a step that this thread ran itself. `problem` is the error with which it failed."""
@@ -307,7 +308,14 @@ class PoolSteps:
         self.flying.append(step)
 
     def _start(self, step: Step) -> None:
-        self.slots[step.slot].start(step.bucket, [request.feeds for request in step.requests])
+        self.start(step, [request.feeds for request in step.requests])
+
+    def start(self, step: Step, feeds: Sequence[Feeds]) -> None:
+        """Starts a step in its slot, on the inputs of its requests."""
+        if step.length:
+            self.slots[step.slot].start(step.size, self._ports.at_length(feeds, step.length))
+        else:
+            self.slots[step.slot].start(step.bucket, feeds)
 
     def run_ready(self) -> bool:
         """Runs a step from beginning to end. Threads of the pool call it, and a thread that waits for an answer inside of a function which
@@ -398,6 +406,9 @@ class PoolSteps:
         else:
             try:
                 answers = self._ports.cut(result, [request.rows for request in requests])
+                if self._ports.lengths:
+                    pairs = zip(answers, requests, strict=True)
+                    answers = [self._ports.of_length(answer, request.feeds) for answer, request in pairs]
             except Exception as problem:  # noqa: BLE001  those that wait for the step get it
                 answers = [problem] * len(requests)
                 with self._lock:

@@ -83,7 +83,8 @@ class Hello:
 def sizes_of(ports: Ports, about: About, settings: PoolSettings) -> MemorySizes:
     """Sizes of the memory: slots for all rows of two steps in each group, so that steps that are full wait behind those that run."""
     rows = ports.batches[-1] if ports.batches else 0
-    inputs, outputs = ports.input_layout(rows), ports.output_layout(about.outputs, rows)
+    longest = ports.lengths[-1] if ports.lengths else 0
+    inputs, outputs = ports.input_layout(rows, longest), ports.output_layout(about.outputs, rows, longest)
     sizes = [0 if layout is None else bytes_of(layout) for layout in (inputs, outputs)]
     if sizes[0] >= THREADS_BYTES:  # CUDA registers pages
         sizes[0] += -sizes[0] % mmap.PAGESIZE
@@ -207,6 +208,7 @@ class _Serving:
         reply = SlotReply(self, client, slot)
         try:
             feeds, reply.rows, level, since, deadline = client.memory.asked(slot)
+            reply.length = self.pool.ports.positions(feeds)
             with self._lock:
                 reply.weight = reply.rows or 1
                 self._under_way += reply.weight
@@ -252,15 +254,16 @@ class SlotReply:
     Attributes:
         client, slot: Who gets it, and where.
         rows: Rows of the request.
+        length: Length of these; 0 where they have none.
         weight: Rows that it adds to those under way; 0 until it has been read.
         values: Number of the values that its step has.
     """
 
-    __slots__ = ("_serving", "client", "rows", "slot", "values", "weight")
+    __slots__ = ("_serving", "client", "length", "rows", "slot", "values", "weight")
 
     def __init__(self, serving: _Serving, client: _Client, slot: int) -> None:
         self._serving, self.client, self.slot = serving, client, slot
-        self.rows = self.weight = self.values = 0
+        self.rows = self.length = self.weight = self.values = 0
 
     def begun(self) -> None:
         """Takes note that a step has it: other values come when no step runs."""
@@ -276,12 +279,12 @@ class SlotReply:
 
     def places(self) -> Mapping[str, Any] | None:
         """Places of outputs."""
-        return self.client.memory.outputs.views(self.slot, self.rows)
+        return self.client.memory.outputs.views(self.slot, self.rows, self.length)
 
     def set_result(self, outputs: Mapping[str, Any]) -> None:
         """Writes outputs."""
         try:
-            size = self.client.memory.outputs.write(self.slot, self.rows, outputs)
+            size = self.client.memory.outputs.write(self.slot, self.rows, outputs, self.length)
         except Exception as problem:  # noqa: BLE001  the client gets it
             self.set_exception(problem)
         else:

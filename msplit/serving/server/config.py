@@ -150,7 +150,8 @@ def read_batching(path: Path, settings: PoolSettings) -> PoolSettings:
     found = parsed(path, messages.BatchingParameters(), "max_batch_size { value: 64 }")
     if found.pad_variable_length_inputs:
         what = "asks to pad inputs of different lengths"
-        raise LoadError(what, where=str(path), fix="take pad_variable_length_inputs out")
+        fix = "take pad_variable_length_inputs out; `msplit build --lengths` makes what takes rows of any length"
+        raise LoadError(what, where=str(path), fix=fix)
     given = {name: getattr(found, name).value for name in _WRAPPED if found.HasField(name)}
     for name, value in given.items():
         if value < (1 if name in ("max_batch_size", "num_batch_threads") else 0):

@@ -83,7 +83,8 @@ class Input:
             if tensors.name_of(self.dtype) != port.dtype or len(self.shape) != len(port.shape):
                 raise self._misfit(f"; the model takes {port.said}")
             most = port.most if self.count == wanted else port.filled
-            if wanted > most and self.shape[1:] == port.shape[1:]:
+            alike = all(size in (None, own) for size, own in zip(port.shape[1:], self.shape[1:], strict=True))
+            if wanted > most and alike:
                 raise self._misfit(f"; a batch of {self.shape[0]} is larger than any that is taken")
             if wanted > most:
                 raise self._misfit(f"; the model takes {port.said}")

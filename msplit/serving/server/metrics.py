@@ -23,7 +23,8 @@ from prometheus_client.utils import floatToGoString
 from msplit._version import __version__
 from msplit.engines.table_rows import LOOKUPS
 from msplit.serving.pool.pool import Pool
-from msplit.serving.pool.scheduler import Stats
+from msplit.serving.pool.scheduler import rows_in
+from msplit.serving.pool.settings import Stats
 from msplit.serving.pool.steps import OF_PROCESSES
 from msplit.serving.server.models import Models, Version
 
@@ -172,13 +173,16 @@ class Metrics:
     def _pools(self, others: Counts) -> Iterator[core.Metric]:
         labels, pools = _LABELS, self._every_pool()
         info = core.InfoMetricFamily("msplit_pool", "What answers.", labels=labels)
-        steps = core.CounterMetricFamily("msplit_pool_bucket_steps", "Steps of so many rows.", labels=(*labels, "rows"))
+        sizes = ("rows", "length") if any(pool.lengths for _, pool in pools) else ("rows",)
+        said = f"Steps of so many {', of such '.join(sizes)}."
+        steps = core.CounterMetricFamily("msplit_pool_bucket_steps", said, labels=(*labels, *sizes))
         most = core.GaugeMetricFamily("msplit_pool_max_queue", "Requests that may wait; 0: any number.", labels=labels)
         for values, pool in pools:
             info.add_metric(values, {"engine": pool.about.label, "slots": str(pool.settings.groups)})
             most.add_metric(values, pool.settings.max_queue)
-            for bucket, count in [*pool.scheduler.steps_of.items()] if not pool.processes() else ():
-                steps.add_metric((*values, str(bucket)), count)
+            for size, count in [*pool.scheduler.steps_of.items()] if not pool.processes() else ():
+                length = "" if isinstance(size, int) else str(size[0])
+                steps.add_metric((*values, *(str(rows_in(size)), length)[: len(sizes)]), count)
         yield from (info, most, steps)
         stats = [
             (values, Stats(*map(sum, zip(astuple(pool.stats()), others.get((*values, ""), _NONE), strict=False))))

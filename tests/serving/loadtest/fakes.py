@@ -76,7 +76,7 @@ class FakeModel(FakePool):
         self.settings = PoolSettings(groups=groups)
         self.about = About("a fake", {}, (), (), {})
         self.inputs = {"x": Port("float32", (None, 2))}
-        self.polls = True
+        self.lengths, self.polls = (), True
         self.closed = False
 
     def step(self, feeds: Mapping[str, Any], **how: Any) -> Mapping[str, Any]:
@@ -94,7 +94,7 @@ def instead(pool: Any) -> Iterator[None]:
     """`load` finds this pool, the prepared requests and their answers, whatever it is asked to load."""
     with (
         mock.patch("msplit.serving.loadtest.run.make_pool", return_value=pool),
-        mock.patch("msplit.serving.loadtest.corpus.from_model", lambda flat, request, count: FEEDS[:count]),
+        mock.patch("msplit.serving.loadtest.corpus.from_model", lambda flat, request, count, _: FEEDS[:count]),
         mock.patch("msplit.serving.loadtest.corpus.by_tensorflow", lambda flat, feeds, request: ANSWERS[: len(feeds)]),
         mock.patch("msplit.serving.loadtest.run.computed_in", return_value={}),
         mock.patch("msplit.serving.loadtest.run._sees_gpu", return_value=False),

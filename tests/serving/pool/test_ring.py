@@ -64,7 +64,7 @@ def memory(
 ) -> Iterator[tuple[Memory, Memory, int]]:
     """Both sides, and the file."""
 
-    def of(rows: int) -> Any:
+    def of(rows: int, length: int = 0) -> Any:
         return None if layout is None else {name: (dtype, (rows, *shape)) for name, (dtype, shape) in layout.items()}
 
     most = of(entries)
@@ -241,7 +241,7 @@ def test_large_slots_are_registered_once_and_until_nobody_looks_at_them(large: b
     gpu, handle, bells = Registered(), os.memfd_create("test"), (bell(), bell())
     os.ftruncate(handle, sizes.parts()[-1])
 
-    def of(rows: int) -> Any:
+    def of(rows: int, length: int = 0) -> Any:
         return {"a": (np.dtype(np.float32), (rows, 1024)), "b": (np.dtype(np.int64), (rows,))}
 
     mine, its = Memory(handle, bells, sizes, of, of), Memory(handle, bells, sizes, of, of, gpu)

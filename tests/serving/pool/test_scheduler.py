@@ -46,9 +46,10 @@ def request(
     since: float = 0.0,
     deadline: float = NEVER,
     user: Hashable = None,
+    length: int = 0,
 ) -> Request:
     ticket = Ticket()
-    return Request(rows, key, level, since, deadline, ticket.claim, future=ticket, user=user)
+    return Request(rows, key, level, since, deadline, ticket.claim, future=ticket, user=user, length=length)
 
 
 @dataclass
@@ -207,10 +208,26 @@ def test_a_step_that_is_not_full_waits_exactly_so_long_and_a_full_one_does_not()
 def test_a_step_has_room_for_so_many_users_and_for_any_number_of_requests_of_one() -> None:
     queue = Queue(1, (1, 8), delay=5.0, users=2)
     for user in "xxyxz":
-        assert queue.put(request(since=1.0, user=user)) == (user in "yz" or len(queue._lines[0][""].users) > 1)
+        assert queue.put(request(since=1.0, user=user)) == (user in "yz" or len(queue._lines[0]["", 0].users) > 1)
     assert [one.user for one in queue.take(1.0)] == ["x", "x", "y", "x"]
     assert queue.take(5.999) == []
     assert [one.user for one in queue.take(6.0)] == ["z"]
+
+
+def test_shorter_requests_fill_what_would_be_padding_and_longer_ones_wait_for_a_step_of_their_own() -> None:
+    queue = Queue(2, (1, 4, 8), delay=5.0, lengths=(8, 16, 32, 64))
+    came = [(2, 32, 0), (1, 16, 0), (1, 64, 0), (1, 32, 1), (1, 8, 0), (1, 16, 0), (1, 64, 0)]
+    for number, (rows, length, level) in enumerate(came):
+        queue.put(request(rows=rows, since=1.0 + number, length=length, level=level))
+
+    def taken(now: float) -> list[tuple[int, int]]:
+        return [(int(one.since) - 1, one.length) for one in queue.take(now)]
+
+    # Of four rows three are of length 32, of both levels; then comes the longest that has at least half of it, and no other has room.
+    assert taken(20.0) == [(0, 32), (3, 32), (1, 16)]
+    assert taken(20.0) == [(2, 64), (6, 64)], "what is left needs less than half of that"
+    assert taken(20.0) == [(4, 8)], "one row has no room for others, and the one that came first is served"
+    assert (taken(20.0), taken(20.0)) == ([(5, 16)], [])
 
 
 def test_what_a_step_leaves_over_is_due_when_it_is_full_itself() -> None:

@@ -26,6 +26,7 @@ BUCKETS = (1, 4, 8)
 SLOTS = (0, 1, 0, 1)
 """Priority level and GPU of each."""
 LEVELS = 2
+LENGTHS = (8, 16, 64)
 
 
 def bucket_of(rows: int) -> int:
@@ -44,7 +45,15 @@ class Fates:
         self.ends[number] = how
 
     def request(
-        self, number: int, rows: int, key: Any, level: int, now: float, deadline: float, admitted: bool = False
+        self,
+        number: int,
+        rows: int,
+        key: Any,
+        level: int,
+        now: float,
+        deadline: float,
+        admitted: bool = False,
+        length: int = 0,
     ) -> Request:
         claimed = []
 
@@ -55,7 +64,7 @@ class Fates:
                 self.end(number, "cancelled")
             return number not in self.cancelled
 
-        return Request(rows, key, level, now, deadline, claim, future=number, admitted=admitted)
+        return Request(rows, key, level, now, deadline, claim, future=number, admitted=admitted, length=length)
 
 
 def number_of(request: Request) -> int:
@@ -68,7 +77,8 @@ class SchedulerModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.fates = Fates()
-        self.scheduler = Scheduler(SLOTS, BUCKETS, bucket_of, PoolSettings(groups=2, priorities=LEVELS, max_queue=12))
+        own = PoolSettings(groups=2, priorities=LEVELS, max_queue=12)
+        self.scheduler = Scheduler(SLOTS, BUCKETS, bucket_of, own, lengths=LENGTHS)
         self.now, self.count = 1.0, 0
         self.running: dict[int, Step] = {}
         self.waiting: dict[int, Request] = {}
@@ -95,6 +105,12 @@ class SchedulerModel(RuleBasedStateMachine):
         assert len(step.requests) < 2 or (step.bucket <= BUCKETS[-1] and step.requests[0].key is not None)
         assert len({request.key for request in step.requests}) <= 1
         assert all(request.level <= level for request in step.requests)
+        assert step.size == (step.length, step.bucket)
+        lengths = [request.length for request in step.requests] or [step.length]
+        assert step.length == max(lengths) <= 2 * min(lengths), "a row is computed at more than twice its length"
+        if not self.fates.cancelled:  # shorter ones have what would be padding
+            own = sum(request.rows for request in step.requests if request.length == step.length)
+            assert step.bucket == bucket_of(own) or not step.requests
         for request in step.requests:
             if not again:
                 del self.waiting[number_of(request)]
@@ -110,10 +126,11 @@ class SchedulerModel(RuleBasedStateMachine):
         level=st.integers(0, LEVELS - 1),
         patience=st.sampled_from([NEVER, NEVER, 0.0, 2 * JOIN_WINDOW]),
         admitted=st.sampled_from([False, False, False, True]),
+        length=st.sampled_from(LENGTHS),
     )
-    def put(self, rows: int, key: Any, level: int, patience: float, admitted: bool) -> None:
+    def put(self, rows: int, key: Any, level: int, patience: float, admitted: bool, length: int) -> None:
         self.count += 1
-        request = self.fates.request(self.count, rows, key, level, self.now, self.now + patience, admitted)
+        request = self.fates.request(self.count, rows, key, level, self.now, self.now + patience, admitted, length)
         self.waiting[self.count] = request
         closed = bool(self.scheduler.closed and (self.cleared or not admitted))
         stopped = closed or self.scheduler.lost is not None
@@ -125,10 +142,10 @@ class SchedulerModel(RuleBasedStateMachine):
         else:
             self.do(self.scheduler.put(request))
 
-    @rule(rows=st.integers(1, 8), level=st.integers(0, LEVELS - 1))
-    def take(self, rows: int, level: int) -> None:
+    @rule(rows=st.integers(1, 8), level=st.integers(0, LEVELS - 1), length=st.sampled_from(LENGTHS))
+    def take(self, rows: int, level: int, length: int) -> None:
         try:
-            step = self.scheduler.take(level, rows)
+            step = self.scheduler.take(level, rows, length)
         except (Closed, DeviceLost):
             return
         free = [index for index, other in enumerate(SLOTS) if other >= level and index not in self.running]

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from msplit._version import __version__
-from msplit.serving.pool.scheduler import Stats
+from msplit.serving.pool.settings import Stats
 from msplit.serving.server import metrics as server_metrics
 from msplit.serving.server.metrics import _NONE, Metrics
 from msplit.serving.server.models import Models, Version, signature_of

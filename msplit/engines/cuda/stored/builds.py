@@ -181,7 +181,7 @@ class Opened:
 
     def slot(
         self,
-        buckets: Mapping[int, Restored],
+        buckets: Mapping[Any, Restored],
         entries: Mapping[str, int],
         *,
         urgency: int = 0,
@@ -190,14 +190,14 @@ class Opened:
         """Makes a slot for the device part of buckets that are asynchronous; see `CudaSlot`.
 
         Args:
-            buckets: By batch.
+            buckets: By batch, or by length and batch.
             urgency: Priority of its streams, 0 or more, the higher the more urgent; see `StreamPool.lease`.
         """
         plans = {batch: _on_one(bucket) if one_stream else bucket.plan for batch, bucket in buckets.items()}
         device = Device.of(self._place)
         streams = device.streams.lease(max(max(plan.streams, 1) for plan in plans.values()), -urgency)
         shared = Shared(torch.cuda.graph_pool_handle(), streams)
-        executables = dict[int, CudaExecutable]()
+        executables = dict[Any, CudaExecutable]()
         try:
             # The largest is captured first: the others find room in its memory.
             for batch, bucket in sorted(buckets.items(), reverse=True):
@@ -280,7 +280,7 @@ class CudaSlot:
     """Runs one step at a time, on streams of its own. The graphs share memory for what they compute.
 
     Args:
-        executables: By batch.
+        executables: By batch, or by length and batch.
         entries: Of each input, how many entries of its first axis belong to a row; 0 where it has none.
         streams: What the executables share; given back at the end.
         numbers: Of steps, where a model has random ops: all of its slots count together.
@@ -291,7 +291,7 @@ class CudaSlot:
 
     def __init__(
         self,
-        executables: Mapping[int, CudaExecutable],
+        executables: Mapping[Any, CudaExecutable],
         entries: Mapping[str, int],
         device: Device,
         streams: list[torch.cuda.Stream],
@@ -303,8 +303,8 @@ class CudaSlot:
         self._counts = any(STEPS in one.program.feeds for one in executables.values())
         self._current = next(iter(executables.values()))
 
-    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
-        """Begins a step of `bucket` rows on the rows of all these requests, one behind the other."""
+    def start(self, bucket: Any, feeds: Sequence[Feeds]) -> None:
+        """Begins a step of a size on the rows of all these requests, one behind the other."""
         if self._counts:
             feeds = [{**feeds[0], STEPS: np.asarray(next(self._numbers), np.int64)}, *feeds[1:]]
         self._current = self._executables[bucket]
