@@ -29,6 +29,7 @@ from msplit import escape
 
 INSTALL_TENSORFLOW = "pip install 'tensorflow>=2.21,<3'"
 INSTALL_PYTORCH = "pip install 'torch>=2.8', or in a checkout of msplit pip install '.[cuda]'"
+INSTALL_JAXLIB = "pip install 'jaxlib>=0.10'"
 INSTALL_SERVING = "pip install 'grpcio>=1.71' 'uvicorn>=0.34' 'starlette>=0.45' 'prometheus-client>=0.21'"
 """Commands that install the optional libraries of msplit, in the ranges of its pyproject.toml. Not by a name such as `msplit[cuda]`: msplit
 is on no package index, and these work wherever it came from."""

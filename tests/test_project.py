@@ -338,7 +338,7 @@ def test_all_that_is_imported_is_declared_and_the_other_way_round(budget: Module
     needed = {normal(distributions.get(name, name)) for name in imported(budget)} - brought | run
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
-    of_extras = [one for extra in ("cuda", "serve", "onnx", "otel") for one in extras[extra]]
+    of_extras = [one for extra in ("cuda", "serve", "onnx", "otel", "jax") for one in extras[extra]]
     assert needed == set(declared([*project["dependencies"], *of_extras]))
 
 

@@ -28,6 +28,7 @@ from msplit.core.graph import CONTROL, Graph, Ints, TensorValue
 from msplit.cost.costs import Costs
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.stablehlo import CALL_MODULE, left_whole
 from msplit.opset.traits import VARIABLES, ops_with
 from msplit.shapes import Shapes
 from msplit.shapes.registry import known
@@ -151,6 +152,7 @@ class Guesses:
             they are no guess to it.
         inputs: Inputs of the model whose shapes are not known in full and that such a kernel depends on: the shapes that would help.
             Where there are none, the shapes depend on values.
+        whole: Why a module that JAX wrote is one of them, and is not looked into; "" where none is.
     """
 
     nodes: Ints
@@ -158,6 +160,7 @@ class Guesses:
     ops: Mapping[str, int]
     dense: int
     inputs: tuple[str, ...]
+    whole: str = ""
 
     @property
     def share(self) -> float:
@@ -167,6 +170,8 @@ class Guesses:
     @property
     def mend(self) -> str:
         """Advice to the user on missing shapes, as a sentence."""
+        if self.whole:
+            return f"What JAX wrote is not looked into: {self.whole}."
         if not self.inputs:
             return "No option settles it: the shapes depend on values, or on ops that nothing is known of."
         named = ", ".join(f"--shape {name}=…" for name in self.inputs[:3])
@@ -186,6 +191,7 @@ def guesses(flat: FlatGraph, costs: Costs, shapes: Shapes) -> Guesses:
         ops=dict(Counter(ops[node] for node in nodes.tolist()).most_common()),
         dense=len(unknown) - len(nodes),
         inputs=_open_inputs(flat, shapes, nodes) if len(nodes) else (),
+        whole=next((left_whole(flat.graph.attrs[node]) for node in nodes.tolist() if ops[node] == CALL_MODULE), ""),
     )
 
 

@@ -28,9 +28,11 @@ from msplit.core.graph import CONTROL, Edges, no_collection
 from msplit.engines.tensorflow.placed import file_nodes
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten import control_flow
+from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph, original
 from msplit.formats import atomic, writer
 from msplit.formats.endpoints import has_outputs, named, split_tensor
+from msplit.formats.functions import holds_modules, with_whole_modules
 from msplit.formats.model import Endpoint, Format, Model, meta_graphs
 from msplit.formats.reader import SAVED_MODEL_FILES
 from msplit.formats.tensors import add_copy, add_node, dtype_number, numpy_dtype
@@ -100,6 +102,8 @@ def cut(
         WriteError: It can not be written. What was there before is unharmed.
     """
     flat, out = opened(model), Path(out)
+    if holds_modules(flat.model.graph.functions):  # TensorFlow runs each as a whole
+        flat = flatten(replace(flat.model, graph=with_whole_modules(flat.model.graph)))
     source, bare = flat.model, flat.model.format.binary is Format.GRAPH_DEF
     writer.check_place(source, out, force=force)
     with phase("cutting"), no_collection():

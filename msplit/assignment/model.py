@@ -32,6 +32,7 @@ from msplit.errors import LoadError, MsplitError, RulesError
 from msplit.escape import html, line
 from msplit.flatten.build import body, flatten
 from msplit.flatten.flat import Conflict, FlatGraph, among, to_ids, with_ids
+from msplit.formats.functions import Library
 from msplit.formats.model import AssignmentRecord, RecordedProfile, RecordedRules
 from msplit.formats.tensors import fits
 from msplit.formats.writer import WriteReport
@@ -86,11 +87,14 @@ def load(
     if function is None:
         with phase("flattening"), no_collection():
             return flatten(model)
-    if function not in model.graph.functions:
+    library = model.graph.functions
+    if function not in library and isinstance(library, Library):
+        library.read_modules(model.graph)
+    if function not in library:
         raise LoadError(
             f"the model has no function {function!r}",
             where=str(path),
-            fix=_others(function, list(model.graph.functions)),
+            fix=_others(function, list(library)),
         )
     return body(model, function)
 

@@ -22,7 +22,8 @@ from msplit.cli import options
 from msplit.cli.main import COMMANDS
 from msplit.engines.cuda.coverage import toolchain
 from msplit.engines.environment import COPY_THREADS, HOST_OPS, driver_cuda, mps, nvidia_smi, version, visible
-from msplit.errors import INSTALL_PYTORCH, INSTALL_SERVING, INSTALL_TENSORFLOW
+from msplit.errors import INSTALL_JAXLIB, INSTALL_PYTORCH, INSTALL_SERVING, INSTALL_TENSORFLOW
+from msplit.formats import stablehlo
 
 
 @click.command()
@@ -117,6 +118,7 @@ def examine(*, start: bool = False) -> list[Finding]:
         *_kernels(),
         *_native(),
         _server(),
+        _jaxlib(),
     ]
 
 
@@ -310,6 +312,14 @@ def _server() -> Finding:
         said = f"{', '.join(missing)} {'is' if one else 'are'} not installed: `serve` needs {'it' if one else 'them'}"
         return Finding("server", LIMITED, said, INSTALL_SERVING)
     return Finding("server", OK, f"gRPC {version('grpcio')}, uvicorn {version('uvicorn')}")
+
+
+def _jaxlib() -> Finding:
+    if not stablehlo.installed():
+        return Finding(
+            "jaxlib", LIMITED, "jaxlib is not installed: models that JAX wrote stay one node", INSTALL_JAXLIB
+        )
+    return Finding("jaxlib", OK, f"jaxlib {version('jaxlib')} reads models that JAX wrote")
 
 
 def runnable(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]:

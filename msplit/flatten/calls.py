@@ -12,7 +12,8 @@ from msplit.core.dag import reached
 from msplit.core.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
 from msplit.errors import GraphError, LoadError
 from msplit.flatten.control_flow import has_effect, is_stateful
-from msplit.formats.functions import gradient_of
+from msplit.formats.functions import Library, gradient_of
+from msplit.formats.stablehlo import CALL_MODULE
 from msplit.opset import schema
 from msplit.opset.traits import CALLS
 
@@ -72,13 +73,13 @@ class FunctionBody:
 def find_calls(graph: Graph, functions: Mapping[str, Function]) -> dict[int, FunctionRef]:
     """Nodes that call a function of the library and are looked into.
 
-    `PartitionedCall`, `StatefulPartitionedCall`, nodes whose op is the function's name, and `SymbolicGradient`, which calls a function's
-    gradient. Calls that XLA compiles as a whole stay
+    `PartitionedCall`, `StatefulPartitionedCall`, nodes whose op is the function's name, `SymbolicGradient`, which calls a function's
+    gradient, and `XlaCallModule`, which holds one of its own. Calls that XLA compiles as a whole stay
     nodes, as do calls of functions that are not there.
     """
     ops = set(graph.ops)
     direct = {op for op in ops if op in functions}
-    wanted = direct | (ops & (CALLS | {_GRADIENT}))
+    wanted = direct | (ops & (CALLS | {_GRADIENT, CALL_MODULE}))
     found: dict[int, FunctionRef] = {}
     if not wanted:
         return found
@@ -87,6 +88,9 @@ def find_calls(graph: Graph, functions: Mapping[str, Function]) -> dict[int, Fun
             continue
         attrs = graph.attrs[node]
         called = FunctionRef(op, attrs) if op in direct else attrs.get("f")
+        if op == CALL_MODULE:
+            module = functions.module(attrs) if isinstance(functions, Library) else None
+            called = None if module is None else FunctionRef(module)
         if op == _GRADIENT:
             types = attrs.get("Tout")
             if not isinstance(called, FunctionRef) or not isinstance(types, tuple):

@@ -6,11 +6,19 @@ signature of the node's op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from msplit.core.graph import Argument, BrokenInput, Function, Graph, numbered
+from msplit.formats import stablehlo
 from msplit.formats.decode import AttrTable, NodeAttrs, connect, interned, to_graph
+from msplit.formats.model import STREAM_ID
+from msplit.formats.stablehlo_ops import ELEMENTS
+from msplit.formats.stablehlo_windows import WINDOWS
 from msplit.formats.tensors import dtype_name, dtype_number
 from msplit.opset import schema
 
@@ -44,6 +52,8 @@ class Library(Mapping[str, Function]):
     def __init__(self, library: Any, expand: Expand | None = None) -> None:
         self._library, self._expand = library, expand
         self._gradients: dict[str, Function | None] = {}
+        self._modules: dict[str, Mapping[str, Any]] = {}
+        self._looks_inside = True
         self._given_gradients = {given.function_name: given.gradient_func for given in library.gradient}
         self._encoded: dict[str, Any] = {}
         self._decoded: dict[str, Function] = {}
@@ -55,6 +65,9 @@ class Library(Mapping[str, Function]):
 
     def __getitem__(self, name: str) -> Function:
         function = self._decoded.get(name)
+        if function is None and name in self._modules:
+            self._decoded.update(stablehlo.functions_of(name, self._modules[name], self, {**ELEMENTS, **WINDOWS}))
+            function = self._decoded[name]
         if function is None and name not in self._encoded:
             function = self._gradient(name)
         if function is None:
@@ -62,7 +75,64 @@ class Library(Mapping[str, Function]):
         return function
 
     def __contains__(self, name: object) -> bool:
-        return name in self._encoded or (isinstance(name, str) and self._gradient(name) is not None)
+        known = name in self._encoded or name in self._modules or name in self._decoded
+        return known or (isinstance(name, str) and self._gradient(name) is not None)
+
+    @property
+    def has_modules(self) -> bool:
+        """True if a module was looked into."""
+        return bool(self._modules)
+
+    def module(self, attrs: Mapping[str, Any]) -> str | None:
+        """Name of the function that the module of an `XlaCallModule` node becomes, one for equal modules; None where it stays a node."""
+        if not self._looks_inside or stablehlo.left_whole(attrs):
+            return None
+        what = repr([attrs.get(key) for key in ("module", "platforms", "Tin", "Tout")])
+        name = f"module_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
+        while any(one.startswith(name) for one in self._encoded):  # a file may call its functions anything
+            name += "_"
+        self._modules.setdefault(name, attrs)
+        return name
+
+    def read_modules(self, graph: Graph) -> None:
+        """Reads all modules of a graph and of the library, so that the functions that they are read as are there."""
+        for body in (graph, *(self[name].body for name in self._encoded)):
+            for number in np.flatnonzero(body.with_ops({stablehlo.CALL_MODULE})).tolist():
+                name = self.module(body.attrs[number])
+                if name is not None:
+                    self[name]
+
+    def set_ids(self, graph: Graph, ids: Mapping[str, Mapping[str, int]]) -> str | None:
+        """Gives nodes inside of modules of a graph, and of the library, ids that were kept elsewhere. Returns why it can not, or None.
+
+        Args:
+            graph: The graph around the library, which nobody has looked into yet.
+            ids: By function, as `module` names it, and node.
+        """
+        self.read_modules(graph)
+        for name, of_nodes in ids.items():
+            if name not in self._modules:
+                without = "" if stablehlo.installed() else " without jaxlib"
+                return f"it has ids for a module that is not there, or is not looked into{without}"
+            if not of_nodes.keys() <= self[name].body.index.keys():
+                return "it has ids for nodes that a module is not read as any more"
+        for name, of_nodes in ids.items():
+            body, attrs = self[name].body, list(self[name].body.attrs)
+            for node, stream in of_nodes.items():
+                attrs[body.index[node]] = {**attrs[body.index[node]], STREAM_ID: stream}
+            self._decoded[name] = replace(self[name], body=replace(body, attrs=attrs))
+        return None
+
+    def whole(self) -> Library:
+        """The same functions, with modules that stay nodes."""
+        library = Library(self._library, self._expand)
+        library._looks_inside = False
+        return library
+
+    @property
+    def encoded(self) -> Container[str]:
+        """Names of the functions of the file."""
+        return self._encoded
 
     def _gradient(self, name: str) -> Function | None:
         """The gradient of a function by the name that `gradient_of` gives it; None for another name, and where TensorFlow has none."""
@@ -99,14 +169,32 @@ class Library(Mapping[str, Function]):
         return Function(name, body, tuple(parameters), tuple(results))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._encoded)
+        return iter([*self._encoded, *(name for name in self._decoded if name in self._modules)])
 
     def __len__(self) -> int:
-        return len(self._encoded)
+        return len(list(iter(self)))
 
     def output_arguments(self, name: str) -> tuple[str, ...]:
         """Names of the results of a function, without decoding its body."""
         return tuple(arg.name for arg in self._encoded[name].signature.output_arg)
+
+
+def holds_modules(functions: Mapping[str, Function]) -> bool:
+    """True if modules of `XlaCallModule` nodes were looked into: TensorFlow runs each as a whole, and knows no node inside of it."""
+    return isinstance(functions, Library) and functions.has_modules
+
+
+def with_whole_modules(graph: Graph) -> Graph:
+    """A graph whose modules stay nodes."""
+    library = graph.functions
+    return (
+        replace(graph, functions=library.whole()) if isinstance(library, Library) and holds_modules(library) else graph
+    )
+
+
+def modules_of(functions: Mapping[str, Function]) -> tuple[str, ...]:
+    """Functions that modules were read as: the model's file does not hold them, nor their ids."""
+    return tuple(name for name in functions if name not in functions.encoded) if isinstance(functions, Library) else ()
 
 
 def _decode(encoded: Any, library: Library) -> Function:

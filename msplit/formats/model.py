@@ -98,6 +98,7 @@ class AssignmentRecord:
         profile: Profile in its place.
         loaded: How the file was read.
         by_hand: Nodes whose ids were there before and were kept: all other ids are msplit's.
+        inside: Ids of nodes inside of modules that JAX wrote, for which the model's file has no place, by function and node.
         model_hash: SHA-256 of the model's file with the ids, hexadecimal; of a SavedModel, of its main file.
     """
 
@@ -111,6 +112,7 @@ class AssignmentRecord:
     profile: RecordedProfile | None = None
     loaded: ReadOptions = field(default_factory=ReadOptions)
     by_hand: Nodes = field(default_factory=dict)
+    inside: Mapping[str, Mapping[str, Annotated[int, 0, MAX_STREAMS - 1]]] = field(default_factory=dict)
     model_hash: Sha256 = ""
 
 
@@ -146,6 +148,8 @@ def dumps(record: AssignmentRecord) -> bytes:
         "loaded": vars(record.loaded),
         "by_hand": dict(sorted(record.by_hand.items())),
     }
+    if not record.inside:
+        del data["inside"]
     return (json.dumps(data, indent=1) + "\n").encode()
 
 
@@ -165,7 +169,7 @@ def load(path: Path) -> AssignmentRecord:
     if not regular:
         raise MsplitError("is not a regular file", where=where, fix=_FIX)  # a pipe would be waited for
     top = JsonValue.read(path, MAX_BYTES, what="record of the assignment", fix=_FIX).of_version(KIND, SCHEMA_VERSION)
-    return top.without("rules").to(AssignmentRecord, rules=top.at("rules").or_none(_rules))
+    return top.without("rules").to(AssignmentRecord, optional=("inside",), rules=top.at("rules").or_none(_rules))
 
 
 def _rules(value: JsonValue) -> RecordedRules:

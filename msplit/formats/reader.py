@@ -270,17 +270,26 @@ def read(
     file = main_file(path)
     asked = ReadOptions(_tuple(tags), signature, _tuple(inputs), _tuple(outputs))
     message, commented = parse(kind, file)
-    found, problem = _record(kind, file) if record else (None, None)
+    found, problem = _record(kind, file)
     model = partial(_model, path, kind, file, message, gradients)
-    if found is None or asked != ReadOptions():
-        return replace(model(asked), commented=commented, record=found, record_problem=problem)
+    if found is None or asked != ReadOptions() or not record:
+        return _recorded(replace(model(asked), commented=commented), found, problem, record)
     try:
-        return replace(model(found.loaded), commented=commented, record=found)
+        return _recorded(replace(model(found.loaded), commented=commented), found, None)
     except LoadError as error:
         if found.loaded == asked:
             raise
         problem = f"what it asks of the file does not fit it: {error.what}"
         return replace(model(asked), commented=commented, record_problem=problem)
+
+
+def _recorded(model: Model, found: AssignmentRecord | None, problem: str | None, record: bool = True) -> Model:
+    """A model with its record. Ids that it has for nodes for which the file has no place are the model's in any case."""
+    if found is not None and found.inside and isinstance(model.graph.functions, Library):
+        problem = model.graph.functions.set_ids(model.graph, found.inside)
+    if problem is not None:
+        found = None
+    return replace(model, record=found if record else None, record_problem=problem if record else None)
 
 
 def _model(path: Path, kind: Format, file: Path, message: Any, gradients: Expand | None, asked: ReadOptions) -> Model:

@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msplit._version import __version__
 from msplit.errors import WriteError, is_read
 from msplit.formats import atomic
 from msplit.formats import model as records
 from msplit.formats.files import descriptor_of, name_of, open_regular
+from msplit.formats.functions import modules_of
 from msplit.formats.model import STREAM_ID, AssignmentRecord, Format, Model, meta_graphs
 from msplit.formats.reader import FINGERPRINT, SAVED_MODEL_FILES
 from msplit.formats.wire import MAX_BYTES
@@ -161,6 +163,8 @@ def _data(source: int, position: int, size: int) -> tuple[int, int]:
 
 _FINGERPRINT_NOTE = f"{FINGERPRINT} is left out: it holds TensorFlow's hashes of the graph without stream ids. SavedModels load without it"
 
+_NO_PLACE = "the module that JAX wrote, which they are for, has no place for them"
+
 _COMMENTS_WARNING = "The comments of the text file are not kept: what is written holds the graph alone."
 
 
@@ -219,8 +223,12 @@ def write(
     """
     out = Path(out)
     check_place(model, out, force=force)
-    message, new, changed, removed = _annotated(model, ids)
+    inside, *counts = _inside(model, ids)
+    message, *held = _annotated(model, {key: ids[key] for key in ids if key[0] not in inside})
+    new, changed, removed = map(sum, zip(counts, held, strict=True))
     data = _encoded(model.format, message, out)
+    if any(inside.values()):
+        record = replace(record or _by_hand(model, ids), inside={name: of for name, of in inside.items() if of})
     kept = None if record is None else records.dumps(replace(record, model_hash=records.hash_of(data)))
     notes: tuple[str, ...] = ()
     if not model.is_saved_model:
@@ -231,6 +239,9 @@ def write(
         atomic.write_folder_atomic(out, lambda folder: _fill(folder, model.path, name, data, kept), force=force)
         if (model.path / FINGERPRINT).exists():
             notes = (_FINGERPRINT_NOTE,)
+    if any(inside.values()):
+        count = sum(map(len, inside.values()))
+        notes += (f"{count:,} of the ids are in {records.place(out)}: {_NO_PLACE}",)
     warnings = (_COMMENTS_WARNING,) if model.commented else ()
     return WriteReport(out, model.format, len(data), new, changed, removed, notes, warnings)
 
@@ -328,6 +339,40 @@ def _check_record_place(target: Path, *, force: bool) -> None:
         raise WriteError(
             "is there already, where the record of the assignment goes", where=str(place), fix="choose another name"
         )
+
+
+def _inside(
+    model: Model, ids: Mapping[tuple[str | None, str], int | None]
+) -> tuple[dict[str, dict[str, int]], int, int, int]:
+    """Ids that nodes inside of modules get, by function and node; how many are new, how many were changed, and how many removed."""
+    found, new, changed, removed = {}, 0, 0, 0
+    for name in modules_of(model.graph.functions):
+        body = model.graph.functions[name].body
+        before = {body.names[node]: body.attrs[node][STREAM_ID] for node in body.nodes_with(STREAM_ID)}
+        given = {node: stream for (function, node), stream in ids.items() if function == name}
+        missing = next((node for node in given if node not in body.index), None)
+        if missing is not None:
+            raise WriteError(
+                f"an id is given for node {missing!r}, which a module does not have", where=str(model.path)
+            )
+        after = {node: stream for node, stream in {**before, **given}.items() if stream is not None}
+        found[name] = dict(sorted(after.items()))
+        new += len(after.keys() - before.keys())
+        removed += len(before.keys() - after.keys())
+        changed += sum(before[node] != after[node] for node in before.keys() & after.keys())
+    return found, new, changed, removed
+
+
+def _by_hand(model: Model, ids: Mapping[tuple[str | None, str], int | None]) -> AssignmentRecord:
+    """The record of ids that nobody says to be msplit's."""
+    graphs = {"": model.graph, **{name: function.body for name, function in model.graph.functions.items()}}
+    hand = {name: {graph.names[node]: None for node in graph.nodes_with(STREAM_ID)} for name, graph in graphs.items()}
+    for (function, node), stream in ids.items():
+        if stream is not None:
+            hand[function or ""][node] = None
+    streams = 1 + max(stream for stream in (0, *ids.values()) if stream is not None)
+    by_hand = {name: tuple(nodes) for name, nodes in hand.items() if nodes}
+    return AssignmentRecord(__version__, None, streams, loaded=model.choice, by_hand=by_hand)
 
 
 def _annotated(model: Model, ids: Mapping[tuple[str | None, str], int | None]) -> tuple[Any, int, int, int]:

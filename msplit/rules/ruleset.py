@@ -25,13 +25,12 @@ from msplit.formats.files import read_file
 from msplit.formats.settings import Value, nearest
 from msplit.progress import phase
 from msplit.rules import base
-from msplit.rules.auto import Auto
+from msplit.rules.auto import Auto, Propagate
 from msplit.rules.branch import Branch
 from msplit.rules.colocation import Colocation
 from msplit.rules.device import Device
 from msplit.rules.embedding import Embedding
 from msplit.rules.manual import Manual
-from msplit.rules.propagate import Propagate
 from msplit.rules.regex import Regex
 
 RULES: dict[str, Callable[[base.RuleOptions], base.Rule]] = {

@@ -26,6 +26,7 @@ from msplit.engines.tensorflow.engine import reference as tensorflow_reference
 from msplit.engines.variables import remark, rounded_tables, table_value, variable_names
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.functions import holds_modules
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
 from msplit.inputs.special import RANDOM, Fresh, InputKind, kinds
@@ -517,21 +518,30 @@ def _by_tensorflow(flat: FlatGraph, feeds: Arrays, request: RunRequest, state: A
     return Reference(feeds, made, _ON_CPU, learns=not own_data(flat))
 
 
+_OWN_READING = (
+    "JAX wrote a part of this model (XlaCallModule), and outputs were held against msplit's own reading of it only: install TensorFlow, "
+    "which runs the original"
+)
+
+
 def _reference(
     flat: FlatGraph, engine: Engine, feeds: Arrays, request: RunRequest, state: Arrays
 ) -> tuple[Reference | None, tuple[str, ...]]:
     """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference, unless it is to
-    run in half precision."""
+    run in half precision. A translated module is held against its original with effort fast too: nothing else tells of a wrong one."""
+    module = holds_modules(flat.model.graph.functions)
     if engine is TENSORFLOW:
         if not Precision(request.precision).half:
             return None, ()
-    elif request.is_fast:
+    elif request.is_fast and (TENSORFLOW.unavailable() or not module):
         return None, (
             "with effort fast outputs were held against the same ops one by one and between streams, not against TensorFlow: bring a "
             "reference with --reference",
+            *([_OWN_READING] if module else []),
         )
     if TENSORFLOW.unavailable():
         return None, (
             "TensorFlow is not here, so outputs were held against the same ops and between streams: bring a reference with --reference",
+            *([_OWN_READING] if module else []),
         )
     return _by_tensorflow(flat, feeds, request, state), ()

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit.core.graph import Assignment
+from msplit.rules.auto import Propagate
 from msplit.rules.base import RuleContext
-from msplit.rules.propagate import Propagate
 from tests.graphs import build, by_name, nodes, parse
 
 

@@ -9,8 +9,8 @@ import pytest
 from msplit import rules
 from msplit.core.graph import Assignment
 from msplit.errors import AssignError, RulesError
+from msplit.rules.auto import Propagate
 from msplit.rules.manual import Manual
-from msplit.rules.propagate import Propagate
 from tests.graphs import by_name, parse
 
 HEAD = "version: 1\nstreams: 3\n"

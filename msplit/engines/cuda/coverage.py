@@ -27,8 +27,9 @@ from msplit.engines.cuda.ir.lowering import listed
 from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED
 from msplit.engines.host.table import HostNode, host_ops
-from msplit.errors import EngineError, MsplitError
+from msplit.errors import INSTALL_JAXLIB, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.stablehlo import CALL_MODULE, installed
 from msplit.opset import schema
 from msplit.opset.traits import BEGINS, ITERATORS, VARIABLES, written
 from msplit.shapes import Shapes, infer
@@ -142,6 +143,8 @@ class Coverage:
             )
         if self.missing:
             found.append(f"there is no lowering for {_some(self.missing)}")
+            if CALL_MODULE in self.missing and not installed():
+                found.append(f"jaxlib, which reads what JAX wrote, is not installed: {INSTALL_JAXLIB}")
         if self.stuck:
             found.append(
                 f"work for the device needs {_some(self.stuck)}, which the host runs and which needs the device"

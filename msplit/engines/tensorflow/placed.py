@@ -24,7 +24,7 @@ from msplit.core.graph import CONTROL, Edges, Ints
 from msplit.engines.variables import seeds, storage
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.functions import GRADIENT
+from msplit.formats.functions import GRADIENT, modules_of
 from msplit.formats.tensors import add_copy, dtype_name
 from msplit.opset import schema
 from msplit.opset.traits import DRAWS, VARIABLES
@@ -161,9 +161,15 @@ def file_nodes(flat: FlatGraph, graph_def: Any) -> tuple[list[Any], list[str]]:
     used = {node.name for node in graph_def.node}
     nodes: list[Any] = []
     names: list[str] = []
-    top_level = list(graph_def.node)
+    top_level, modules = list(graph_def.node), modules_of(flat.model.graph.functions)
     for v in range(len(flat)):
         function, index = flat.origin(v)
+        if function in modules:
+            raise EngineError(
+                f"TensorFlow runs the module that JAX wrote as a whole: nothing inside of it, such as {flat.graph.names[v]}, has a device",
+                where=str(flat.model.path),
+                fix="run it with --engine tensorflow --streams 1, or by msplit's own engine, which divides it over streams",
+            )
         node = top_level[index] if function is None else library[function].node_def[index]
         if node.op != flat.graph.ops[v]:
             # Inlining adds a few nodes of its own, which stand for a part of the call.

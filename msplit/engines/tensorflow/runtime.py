@@ -88,6 +88,16 @@ def tensorflow() -> Any:
     return module
 
 
+def keep_nan() -> None:
+    """Has XLA compile maxima for the CPU so that NaN in either operand stays NaN, as StableHLO asks for and GPUs do.
+
+    XLA reads its flags once, with the first module that it compiles. What a user says of this one stays.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_cpu_enable_fast_min_max" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_enable_fast_min_max=false".strip()
+
+
 def silent_deprecations() -> AbstractContextManager[Any]:
     """TensorFlow's advice is for who calls it: a user can do nothing about what msplit calls."""
     silence: AbstractContextManager[Any] = importlib.import_module("tensorflow.python.util.deprecation").silence()

@@ -29,10 +29,11 @@ from msplit.engines.base import Arrays, Executable, Span, Timeline
 from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.cluster import here, short
 from msplit.engines.tensorflow.placed import PlacedGraph
-from msplit.engines.tensorflow.runtime import errors_of, set_precision, silent_deprecations, tensorflow
+from msplit.engines.tensorflow.runtime import errors_of, keep_nan, set_precision, silent_deprecations, tensorflow
 from msplit.engines.tensorflow.variables import WAITS, Filling, awaited, callable_of, filling, reached, waits_inside
 from msplit.errors import EngineError, TimedOut
 from msplit.formats.bundle import verify
+from msplit.formats.functions import holds_modules
 from msplit.formats.model import Format, Model
 from msplit.opset.traits import ops_with
 
@@ -165,6 +166,8 @@ class SessionExecutable(Executable):
         timeout: float | None = None,
     ) -> None:
         v1 = tensorflow().compat.v1
+        if holds_modules(model.graph.functions):
+            keep_nan()
         self._ieee = ieee
         self._timeout = timeout
         self._filling: Filling | None = None

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.base import Arrays
 from msplit.formats import wire
 from msplit.inputs import files
 from msplit.inputs.files import EXAMPLES
 from msplit.serving.server import decode, json_body, messages, tensors
 from msplit.serving.server.models import Signature, Version, known_as
-from msplit.serving.server.service import Arrays, InferenceRequest, RequestContext, Service, say_spec, version_of
+from msplit.serving.server.service import InferenceRequest, RequestContext, Service, say_spec, version_of
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid
 
 CLASSIFY, REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"

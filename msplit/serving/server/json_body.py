@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.base import Arrays
 from msplit.errors import LoadError
 from msplit.inputs.files import COLUMNS, ROWS, UNNAMED, is_named, json_array, loads, rows_as_columns
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import messages, tensors
 from msplit.serving.server.decode import MOST_FIELDS, array_of_infer
 from msplit.serving.server.models import place_for, refuse_missing
-from msplit.serving.server.service import Arrays
 from msplit.serving.server.tensors import Refusal, invalid
 
 PIECE = 1 << 16

@@ -20,10 +20,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from msplit.serving.server import examples, json_body, messages, repository, service, tensors
+from msplit.engines.base import Arrays
+from msplit.serving.server import examples, exchange, json_body, messages, service, tensors
 from msplit.serving.server.logs import traced
 from msplit.serving.server.models import Version
-from msplit.serving.server.service import Arrays, InferenceRequest, RequestContext, Service, told
+from msplit.serving.server.service import InferenceRequest, RequestContext, Service, told
 from msplit.serving.server.tensors import Refusal, StatusCode, invalid
 
 SILENCE = 15.0
@@ -259,7 +260,7 @@ async def _status(call: HttpCall) -> Any:
         request.model_spec.version.value = call.number()
     elif "label" in path:
         request.model_spec.version_label = path["label"]
-    return _document(repository.serving_status(call.context, request))
+    return _document(exchange.serving_status(call.context, request))
 
 
 async def _metadata(call: HttpCall) -> Any:
@@ -317,13 +318,13 @@ async def _repository(call: HttpCall, method: str, **named: str) -> Any:
 
 
 async def _index(call: HttpCall) -> Any:
-    found = repository.open_index(call.context, await _repository(call, "Index"))
+    found = exchange.open_index(call.context, await _repository(call, "Index"))
     return [_document(model) for model in found.models]
 
 
 async def _change(method: str, call: HttpCall) -> Any:
     request = await _repository(call, f"Model{method}", model_name=call.request.path_params["model"])
-    change = repository.open_load if method == "Load" else repository.open_unload
+    change = exchange.open_load if method == "Load" else exchange.open_unload
     await asyncio.wrap_future(change(call.context, request))
     return b""
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from msplit._version import __version__
+from msplit.engines.base import Arrays
 from msplit.errors import DeviceLost
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
@@ -36,8 +37,6 @@ try:
     tracer = trace.get_tracer("msplit", __version__)
 except ModuleNotFoundError:  # requests are not traced
     tracer = None
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 def size_of(outputs: Arrays) -> int:

@@ -25,6 +25,7 @@ from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
+from msplit.formats.stablehlo import CALL_MODULE, left_whole
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, GATHERS, VARIABLES, on_values, ops_with
 from msplit.shapes import Shapes
@@ -485,6 +486,8 @@ def refuse(flat: FlatGraph, partition: Partition) -> None:
     if partition.missing:
         missing = missing_by_op(flat, partition)
         lines += ["it has no lowering for:", *_lines(missing)]
+        whole = [left_whole(flat.graph.attrs[flat.graph.ops.index(CALL_MODULE)])] if CALL_MODULE in missing else []
+        lines += [f"what JAX wrote is not looked into: {why}" for why in whole]
         lines += [_ROWS_BY_KEY] if any(map(_BY_KEY.match, missing)) else []
     if partition.unplaceable:
         lines += [

@@ -269,7 +269,7 @@ def _explicit(around: tuple[int, ...]) -> dict[str, Any]:
 def _added_axis(graph: OpGraph, pad: Op, view: Op, convolution: Op) -> int | None:
     """The axis that a view adds to sequences, such as padded ones, for a convolution of images."""
     padded, wide = (graph.shapes.get(op.out) for op in (pad, view))
-    kernel = graph.shape(convolution.inputs[1])
+    kernel = graph.shape(convolution.inputs[1]) if convolution.op in IMAGE_CONVOLUTIONS else None  # pools have none
     if padded is None or wide is None or kernel is None or pad.inputs[0] not in graph.shapes:
         return None
     return pattern.inserted_axis(padded, wide, kernel) if pattern.channels_last(convolution) else None

@@ -93,6 +93,17 @@ def test_zeros_around_a_sequence_become_padding(axis):
     check(build, feeds, ["Conv2D"], outputs=["out"])
 
 
+def test_zeros_around_a_sequence_stay_in_front_of_a_pool():
+    """Such as of MaxPooling1D, which adds an axis. A pool has no filter to look at."""
+    feeds = {"x": normal(2, 9, 3)}
+
+    def build(tf, v1):
+        x = tf.pad(placeholder(tf, v1, feeds["x"]), [[0, 0], [2, 1], [0, 0]])
+        tf.nn.avg_pool2d(tf.expand_dims(x, 1), [1, 1, 2, 1], [1, 1, 2, 1], "VALID", name="out")
+
+    assert_equals_tensorflow(graph_of(build, outputs=["out"]), feeds)
+
+
 def spelled(tf, x, filter, block, pads, crops):
     """A convolution of images or, with one block, of sequences."""
     y = tf.space_to_batch(x, block, pads)
