@@ -45,6 +45,7 @@ Compared = Callable[..., ModelComparison]
 
 
 Emulated = dict[Callable[..., Any], Callable[[], Any]]
+Known = dict[Precision, dict[str, float]]
 """What emulating a step in a way gives, by the function that does so; it is done once, and where it is asked for."""
 
 UNCHANGED = "the graph op by op"
@@ -565,12 +566,7 @@ def _held(
 
 
 def _steps(
-    truth: Running,
-    one: Running,
-    fed: Sequence[Arrays],
-    begun: Arrays,
-    known: dict[Precision, dict[str, float]],
-    asked: Emulated,
+    truth: Running, one: Running, fed: Sequence[Arrays], begun: Arrays, known: Known, asked: Emulated
 ) -> stepping.Steps:
     """Steps that one is held to, and what rounding to TF32 does to them on our engine, if it runs them alone; `asked` of the same steps of
     another variant is the same."""
@@ -586,7 +582,7 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
     """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
     did in one is what the next learns from."""
     found: dict[int, list[ModelComparison]] = {}
-    known: dict[Running, dict[Precision, dict[str, float]]] = {}
+    known: dict[Running, Known] = {}
     for feeds in map(how.fresh, stepping.seeds_of(how.settings)):
         held = list(dict.fromkeys(each for pair in pairs for each in pair[:2]))
         begun = stepping.begin(held, state)

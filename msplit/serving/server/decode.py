@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
@@ -36,8 +35,6 @@ _APART = 1 << 12
 """Places that are kept apart, which is faster, before those that follow each other become one."""
 _MOST_REST = 1 << 20
 """Bytes of names, shapes and parameters."""
-_AT_ONCE = 1 << 18
-"""Bytes of numbers of changing length that are decoded at once, which takes up to thirty times as many."""
 
 Span = tuple[int, int, int, int]
 """Number of a field, its wire type, and where its value begins and ends; or, of several fields of that number one behind the other, minus
@@ -181,18 +178,6 @@ def _each_of_many(data: bytes, spans: Iterable[Span]) -> Iterator[tuple[int, int
 _FIXED = {wire.FIXED64: 8, wire.FIXED32: 4}
 
 
-def parsed(kind: Any, data: bytes) -> Any:
-    """A message of one kind.
-
-    Raises:
-        Refusal: It is none.
-    """
-    try:
-        return kind.FromString(data)
-    except (DecodeError, RecursionError, UnicodeDecodeError):
-        raise invalid(f"what came is no {kind.DESCRIPTOR.name}") from None
-
-
 @dataclass(frozen=True)
 class Parts:
     """A request with its inputs apart.
@@ -222,14 +207,14 @@ def predict_request(data: bytes) -> tuple[Any, Inputs]:
         found: dict[str, Input] = {}
         for entry in entries:
             key, values = apart(data, entry, (2,), "InputsEntry")
-            name = parsed(messages.PredictRequest.InputsEntry, key).key
+            name = tensors.parsed(messages.PredictRequest.InputsEntry, key).key
             place = place_for(name, ports, found)
             if len(values) > 1:
                 raise invalid(f"input {name} has two values")
             found[place] = of_tensor_proto(data, values[0] if values else _all(b""), name, ports[place].most)
         return found
 
-    return parsed(messages.PredictRequest, rest), inputs
+    return tensors.parsed(messages.PredictRequest, rest), inputs
 
 
 def infer_request(data: bytes) -> tuple[Any, Inputs]:
@@ -247,12 +232,12 @@ def infer_request(data: bytes) -> tuple[Any, Inputs]:
         found: dict[str, Input] = {}
         for number, span in enumerate(listed):
             head, contents = apart(data, span, (5,), "InferInputTensor")
-            tensor = parsed(messages.ModelInferRequest.InferInputTensor, head)
+            tensor = tensors.parsed(messages.ModelInferRequest.InferInputTensor, head)
             place = place_for(tensor.name, ports, found)
             found[place] = of_infer(data, tensor, contents, raw[number] if raw else None, ports[place].most)
         return found
 
-    return parsed(messages.ModelInferRequest, rest), inputs
+    return tensors.parsed(messages.ModelInferRequest, rest), inputs
 
 
 # --- Requests like those before
@@ -365,13 +350,13 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
     if (found_texts := _texts(data, span, name, most)) is not None:
         return found_texts
     rest, found = apart(data, span, _ALL_VALUES, f"TensorProto of input {name}", most + _SPARE, joined=True)
-    proto = parsed(messages.TensorProto, rest)
+    proto = tensors.parsed(messages.TensorProto, rest)
     dtype = tensors.dtype_of(proto.dtype)
     if dtype is None:
         raise invalid(f"input {name} is of type {protos.dtype_name(proto.dtype)}, which has no values that can be read")
     if proto.tensor_shape.unknown_rank:
         raise invalid(f"input {name} does not say its shape")
-    shape = _shape([dim.size for dim in proto.tensor_shape.dim], name)
+    shape = tensors.checked_shape([dim.size for dim in proto.tensor_shape.dim], name)
     used = _used(data, found)
     own = _VALUES.get(tensors.name_of(dtype), _FLOAT8)
     if len(used) > 1 or not {own, _CONTENT}.issuperset(used):
@@ -425,7 +410,7 @@ def _all_texts(
     count = len(texts)
     if not 0 < count <= most or min(dims, default=0) < 0 or {field.number for field, _ in message.ListFields()} - own:
         return None
-    shape = _shape(dims, name)
+    shape = tensors.checked_shape(dims, name)
     if count != math.prod(shape):
         return None
     return Input(name, np.dtype(object), shape, count, lambda: np.fromiter(texts[:], object, count), span=(0, 0))
@@ -466,15 +451,6 @@ _SPARE = 64
 """Fields of a tensor that may come beside its values."""
 
 
-def _shape(sizes: Sequence[int], name: str) -> tuple[int, ...]:
-    if len(sizes) > tensors.MOST_DIMS:
-        raise invalid(f"input {name} has {len(sizes):,} dimensions; {tensors.MOST_DIMS} is the most")
-    if min(sizes, default=0) < 0:
-        raise invalid(f"input {name} has a negative size in its shape {list(sizes)}")
-    tensors.refuse_vast(sizes, name)
-    return tuple(sizes)
-
-
 # --- InferInputTensor
 
 _CONTENTS = {
@@ -498,7 +474,7 @@ def of_infer(data: bytes, tensor: Any, contents: Sequence[Span], raw: Span | Non
         Refusal: Type, shape and content do not fit each other.
     """
     name = tensor.name
-    dtype, shape = tensors.open_dtype(tensor.datatype, name), _shape(tensor.shape, name)
+    dtype, shape = tensors.open_dtype(tensor.datatype, name), tensors.checked_shape(tensor.shape, name)
     if raw is not None:
         if contents:
             raise invalid(f"input {name} has contents beside raw_input_contents")
@@ -604,9 +580,9 @@ def _listed(
         return Input(
             name, dtype, shape, count, lambda: (numbers.copy() if one_part else numbers).view(dtype), fills, whole
         )
-    pieces = range(0, len(numbers), _AT_ONCE)
-    count = sum(int(np.count_nonzero(numbers[place : place + _AT_ONCE] < 0x80)) for place in pieces)
-    return Input(name, dtype, shape, count, lambda: _varints(numbers, count, name, dtype), fills)
+    pieces = range(0, len(numbers), tensors.AT_ONCE)
+    count = sum(int(np.count_nonzero(numbers[place : place + tensors.AT_ONCE] < 0x80)) for place in pieces)
+    return Input(name, dtype, shape, count, lambda: tensors.varints(numbers, count, name, dtype), fills)
 
 
 _WIRE_TYPES = {
@@ -615,36 +591,3 @@ _WIRE_TYPES = {
     "float8_e5m2fnuz": wire.LENGTH, "float4_e2m1fn": wire.LENGTH,
 }  # fmt: skip
 """Wire type of listed values, for types that are not varints."""
-
-
-def _varints(numbers: NDArray[np.uint8], count: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Numbers of changing length, decoded many at once: a byte of each is added at a time.
-
-    Raises:
-        Refusal: One is out of range of the type, or longer than any.
-    """
-    halves = dtype.name in ("float16", "bfloat16")  # their bits, as an integer
-    kept = np.dtype(np.uint16) if halves else dtype
-    low, high = (0, 1) if kept.kind == "b" else (int(ml_dtypes.iinfo(kept).min), int(ml_dtypes.iinfo(kept).max))
-    found = np.empty(count, kept)
-    start = done = 0
-    while start < len(numbers):
-        part = numbers[start : start + _AT_ONCE]
-        ends = np.flatnonzero(part < 0x80)
-        lengths = np.diff(ends, prepend=-1)
-        if not len(ends) or (longest := int(lengths.max())) > 10:
-            raise invalid(f"input {name} has a number of more than 64 bits")
-        values = np.zeros(len(ends), np.uint64)
-        for place in range(longest):
-            long = lengths > place
-            bits = (part[(ends - lengths + 1)[long] + place] & 0x7F).astype(np.uint64)
-            if place == 9 and (bits > 1).any():
-                raise invalid(f"input {name} has a number of more than 64 bits")
-            values[long] |= bits << np.uint64(7 * place)
-        whole: NDArray[Any] = values.view(np.int64) if low < 0 else values
-        if int(whole.min()) < low or int(whole.max()) > high:
-            raise invalid(f"input {name} has numbers that are no {dtype.name}, which are {low:,} to {high:,}")
-        found[done : done + len(ends)] = whole.astype(kept)
-        done += len(ends)
-        start += int(ends[-1]) + 1
-    return found.view(dtype) if halves else found

@@ -138,7 +138,7 @@ def read(method: str, kind: str, context: RequestContext, data: bytes) -> Infere
         Refusal: It is none, or there is no such model, or the model takes no such examples.
     """
     rest, inputs = decode.apart(data, None, (2,), kind)
-    spec = decode.parsed(getattr(messages, kind), rest).model_spec
+    spec = tensors.parsed(getattr(messages, kind), rest).model_spec
     version = version_of(context, spec)
     examples = partial(_examples, data, inputs)
     return request_for(context, version, version.signature(spec.signature_name), method, examples)
@@ -155,7 +155,7 @@ def read_multi_inference(context: RequestContext, data: bytes) -> InferenceReque
         Refusal: It is none, or there is no such model, or the model takes no such examples.
     """
     rest, inputs = decode.apart(data, None, (2,), "MultiInferenceRequest")
-    tasks = decode.parsed(messages.MultiInferenceRequest, rest).tasks
+    tasks = tensors.parsed(messages.MultiInferenceRequest, rest).tasks
     if not tasks or not all(task.model_spec.name for task in tasks):
         raise invalid("Found ModelSpec with an empty model name." if tasks else "there are no tasks")
     if len({task.model_spec.name for task in tasks}) > 1:

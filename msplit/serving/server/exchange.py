@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from msplit.engines.base import Arrays
-from msplit.serving.server import decode, examples, messages
+from msplit.serving.server import decode, examples, messages, tensors
 from msplit.serving.server import service as methods
 from msplit.serving.server.models import VersionState
 from msplit.serving.server.rpc import PATHS, SERVICES
@@ -115,7 +115,7 @@ def health_of(service: Service, data: bytes) -> bytes:
     Raises:
         Refusal: It is none.
     """
-    request = decode.parsed(messages.HealthCheckRequest, data)
+    request = tensors.parsed(messages.HealthCheckRequest, data)
     found: bytes = messages.HealthCheckResponse(status=_health(service, request.service)).SerializeToString()
     return found
 
@@ -214,7 +214,7 @@ class _Exchange:
                     self._submit(data)
             else:
                 kind = _KINDS.get(name, f"{name}Request")
-                request = decode.parsed(getattr(messages, kind), decode.apart(data, None, (), kind)[0])
+                request = tensors.parsed(getattr(messages, kind), decode.apart(data, None, (), kind)[0])
                 found = method(self._context, request)
                 if isinstance(found, Future):
                     found.add_done_callback(lambda done: self._trying(self._answer, done))

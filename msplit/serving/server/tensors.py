@@ -15,6 +15,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from msplit import escape
@@ -310,3 +311,66 @@ def raw_content(array: NDArray[Any]) -> list[bytes]:
     """An array as raw content of the Open Inference Protocol, in parts."""
     strings = array.dtype.kind in "OSU"
     return _strings(array, lambda length: length.to_bytes(4, "little")) if strings else _values(array)
+
+
+def parsed(kind: Any, data: bytes) -> Any:
+    """A message of one kind.
+
+    Raises:
+        Refusal: It is none.
+    """
+    try:
+        return kind.FromString(data)
+    except (DecodeError, RecursionError, UnicodeDecodeError):
+        raise invalid(f"what came is no {kind.DESCRIPTOR.name}") from None
+
+
+def checked_shape(sizes: Sequence[int], name: str) -> tuple[int, ...]:
+    """Sizes of an input that a client describes.
+
+    Raises:
+        Refusal: They are too many or too large, or one is negative.
+    """
+    if len(sizes) > MOST_DIMS:
+        raise invalid(f"input {name} has {len(sizes):,} dimensions; {MOST_DIMS} is the most")
+    if min(sizes, default=0) < 0:
+        raise invalid(f"input {name} has a negative size in its shape {list(sizes)}")
+    refuse_vast(sizes, name)
+    return tuple(sizes)
+
+
+AT_ONCE = 1 << 18
+"""Bytes of numbers of changing length that are decoded at once, which takes up to thirty times as many."""
+
+
+def varints(numbers: NDArray[np.uint8], count: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Numbers of changing length, decoded many at once: a byte of each is added at a time.
+
+    Raises:
+        Refusal: One is out of range of the type, or longer than any.
+    """
+    halves = dtype.name in ("float16", "bfloat16")  # their bits, as an integer
+    kept = np.dtype(np.uint16) if halves else dtype
+    low, high = (0, 1) if kept.kind == "b" else (int(ml_dtypes.iinfo(kept).min), int(ml_dtypes.iinfo(kept).max))
+    found = np.empty(count, kept)
+    start = done = 0
+    while start < len(numbers):
+        part = numbers[start : start + AT_ONCE]
+        ends = np.flatnonzero(part < 0x80)
+        lengths = np.diff(ends, prepend=-1)
+        if not len(ends) or (longest := int(lengths.max())) > 10:
+            raise invalid(f"input {name} has a number of more than 64 bits")
+        values = np.zeros(len(ends), np.uint64)
+        for place in range(longest):
+            long = lengths > place
+            bits = (part[(ends - lengths + 1)[long] + place] & 0x7F).astype(np.uint64)
+            if place == 9 and (bits > 1).any():
+                raise invalid(f"input {name} has a number of more than 64 bits")
+            values[long] |= bits << np.uint64(7 * place)
+        whole: NDArray[Any] = values.view(np.int64) if low < 0 else values
+        if int(whole.min()) < low or int(whole.max()) > high:
+            raise invalid(f"input {name} has numbers that are no {dtype.name}, which are {low:,} to {high:,}")
+        found[done : done + len(ends)] = whole.astype(kept)
+        done += len(ends)
+        start += int(ends[-1]) + 1
+    return found.view(dtype) if halves else found

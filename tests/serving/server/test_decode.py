@@ -17,7 +17,7 @@ pytest.importorskip("prometheus_client")
 
 from msplit.engines.host import hashing
 from msplit.serving.pool.ports import Port
-from msplit.serving.server import decode, messages
+from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.tensors import LONGEST, Refusal
 from tests.campaign import examples
 from tests.serving.server.test_large import field, infer, predict, proto, varint
@@ -340,7 +340,7 @@ def test_numbers_of_changing_length_are_read_as_protobuf_reads_them(values: list
     tensor = messages.TensorProto(dtype=9, int64_val=values)
     tensor.tensor_shape.dim.add().size = len(values)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_AT_ONCE", at_once)
+        patch.setattr(tensors, "AT_ONCE", at_once)
         assert decode.array_of(tensor, "x").tolist() == values
 
 
