@@ -43,9 +43,9 @@ Pair = tuple[Running, Running, Precision]
 Compared = Callable[..., ModelComparison]
 """Compares outputs, of what is got and what is expected, in a precision, of all that are held against each other."""
 
-
-Emulated = dict[Callable[..., Any], Callable[[], Any]]
 Known = dict[Precision, dict[str, float]]
+"""What rounding does to the variables of a step, by precision and name."""
+Emulated = dict[Callable[..., Any], Callable[[], Any]]
 """What emulating a step in a way gives, by the function that does so; it is done once, and where it is asked for."""
 
 UNCHANGED = "the graph op by op"
