@@ -257,7 +257,7 @@ def test_a_model(engine: str) -> None:
 def test_requests_of_more_rows_than_a_step_has() -> None:
     pytest.importorskip("torch")
     request = RunRequest.of(engine="cuda", device="cpu", effort="fast", streams=(2,))
-    asked = LoadSettings(clients=(2,), seconds=0.2, warmup=0.02, repeat=1, distinct=4, beside=(), rows=11)
+    asked = LoadSettings(clients=(2,), seconds=1.0, warmup=0.02, repeat=1, distinct=4, beside=(), rows=11)
     found = load(MMOE, request, settings=asked, pool=PoolSettings(groups=2, max_batch=4))
     assert (found.wrong, found.broken, found.rows) == (0, 0, 11)
     assert sum(point.total("answered") for point in found.points if point.target == "pool") > 0
