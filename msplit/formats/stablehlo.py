@@ -10,6 +10,7 @@ integer division, indices out of range, floats beyond an integer's range) more t
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -241,7 +242,8 @@ def functions_of(
     data, said = attrs.get("module"), list[str]()
 
     def heard(problem: Any) -> bool:  # MLIR would print it, as the module words it
-        said.append(problem.message)
+        with contextlib.suppress(RuntimeError):  # it is no text
+            said.append(problem.message)
         return True
 
     with ir.Context() as context:
@@ -251,20 +253,18 @@ def functions_of(
             module = stablehlo.deserialize_portable_artifact(
                 context, data if isinstance(data, bytes) else str(data).encode()
             )
-        except (ir.MLIRError, ValueError, RuntimeError) as problem:
+            made.symbols = {word(op, "sym_name"): op for op in module.body.operations if "sym_name" in op.attributes}
+            main = made.symbols.get("main")
+            if main is None:
+                raise made.error("has no main function")
+            body, block = Body(made, name), main.regions[0].blocks[0]
+            platforms = tuple(map(_text, attrs.get("platforms") or ()))
+            types = [typed(argument.type) for argument in block.arguments]
+            given = [] if len(platforms) < 2 or not types else [constant(np.asarray(_platform(platforms), np.int32))]
+            given += [body.parameter(*one) for one in types[len(given) :]]
+            results = _run(body, block, dict(zip(block.arguments, given, strict=True)))
+        except (ir.MLIRError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
             raise made.error(f"can not be read: {' '.join([*said, str(problem)][0].split())[:200]}") from None
-        if module is None:
-            raise made.error("can not be read")
-        made.symbols = {word(op, "sym_name"): op for op in module.body.operations if "sym_name" in op.attributes}
-        main = made.symbols.get("main")
-        if main is None:
-            raise made.error("has no main function")
-        body, block = Body(made, name), main.regions[0].blocks[0]
-        platforms = tuple(map(_text, attrs.get("platforms") or ()))
-        types = [typed(argument.type) for argument in block.arguments]
-        given = [] if len(platforms) < 2 or not types else [constant(np.asarray(_platform(platforms), np.int32))]
-        given += [body.parameter(*one) for one in types[len(given) :]]
-        results = _run(body, block, dict(zip(block.arguments, given, strict=True)))
         taken = [value.dtype for value in given if value.source is not None]
         if taken != list(attrs.get("Tin") or ()) or [value.dtype for value in results] != list(attrs.get("Tout") or ()):
             raise made.error("has other arguments and results than the node")
@@ -317,7 +317,7 @@ def _run(body: Body, block: Any, scope: Scope) -> list[Value]:
             made = module.readers.get(name.removeprefix("stablehlo."), _opaque)(step)
             values = _opaque(step) if made is None else [made] if isinstance(made, Value) else made
             scope.update(zip(op.results, values, strict=True))
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
             raise module.error(f"has an operation {name} that can not be read: {problem}") from problem
     raise module.error("has a block without an end")
 

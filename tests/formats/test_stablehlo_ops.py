@@ -524,3 +524,16 @@ def test_a_wrong_translation_is_refused_where_it_matters(write, monkeypatch):
             path, _ = write(PAIRS[kind], each(name, *PAIRS[kind]))
             with pytest.raises(MsplitError, match="other outputs than TensorFlow"):
                 msplit.prepare(path, engine="cuda", device="cpu", effort="fast")
+
+
+def test_what_jaxlib_stumbles_over_is_an_error_of_the_file(write, monkeypatch):
+    """Such as a name that is no text, of which jaxlib raises a `RuntimeError`."""
+    from msplit.formats import stablehlo_ops
+
+    def stumbles(step):
+        raise RuntimeError("nanobind: conversion error!")
+
+    monkeypatch.setitem(stablehlo_ops.ELEMENTS, "abs", stumbles)
+    path, _ = write((FLOATS,), each("abs", FLOATS))
+    with pytest.raises(MsplitError, match=r"stablehlo\.abs that can not be read: nanobind"):
+        msplit.load(path)
