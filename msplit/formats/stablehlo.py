@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -238,38 +240,61 @@ def functions_of(
     from jaxlib.mlir.dialects import stablehlo
 
     made = _Module(functions, name, readers={**readers, **CONTROL})
-    data, said = attrs.get("module"), list[str]()
-
-    def heard(problem: Any) -> bool:  # MLIR would print it, as the module words it
-        said.append(problem.message)
-        return True
-
+    data = attrs.get("module")
     with ir.Context() as context:
         stablehlo.register_dialect(context)
-        context.attach_diagnostic_handler(heard)
+        context.attach_diagnostic_handler(lambda problem: True)  # MLIR would print it, as the module words it
         try:
-            module = stablehlo.deserialize_portable_artifact(
-                context, data if isinstance(data, bytes) else str(data).encode()
-            )
-        except (ir.MLIRError, ValueError, RuntimeError) as problem:
-            raise made.error(f"can not be read: {' '.join([*said, str(problem)][0].split())[:200]}") from None
-        if module is None:
-            raise made.error("can not be read")
-        made.symbols = {word(op, "sym_name"): op for op in module.body.operations if "sym_name" in op.attributes}
-        main = made.symbols.get("main")
-        if main is None:
-            raise made.error("has no main function")
-        body, block = Body(made, name), main.regions[0].blocks[0]
-        platforms = tuple(map(_text, attrs.get("platforms") or ()))
-        types = [typed(argument.type) for argument in block.arguments]
-        given = [] if len(platforms) < 2 or not types else [constant(np.asarray(_platform(platforms), np.int32))]
-        given += [body.parameter(*one) for one in types[len(given) :]]
-        results = _run(body, block, dict(zip(block.arguments, given, strict=True)))
+            artifact = _parsed(made, data if isinstance(data, bytes) else str(data).encode())
+            module = stablehlo.deserialize_portable_artifact(context, artifact)
+            made.symbols = {word(op, "sym_name"): op for op in module.body.operations if "sym_name" in op.attributes}
+            main = made.symbols.get("main")
+            if main is None:
+                raise made.error("has no main function")
+            body, block = Body(made, name), main.regions[0].blocks[0]
+            platforms = tuple(map(_text, attrs.get("platforms") or ()))
+            types = [typed(argument.type) for argument in block.arguments]
+            given = [] if len(platforms) < 2 or not types else [constant(np.asarray(_platform(platforms), np.int32))]
+            given += [body.parameter(*one) for one in types[len(given) :]]
+            results = _run(body, block, dict(zip(block.arguments, given, strict=True)))
+        except (ir.MLIRError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
+            raise made.error(f"can not be read: {' '.join(str(problem).split())[:200]}") from None
         taken = [value.dtype for value in given if value.source is not None]
         if taken != list(attrs.get("Tin") or ()) or [value.dtype for value in results] != list(attrs.get("Tout") or ()):
             raise made.error("has other arguments and results than the node")
         made.made[name] = body.done(results)
     return made.made
+
+
+_LONGEST = 60.0
+"""Seconds that jaxlib may take to parse a module."""
+
+_PARSE = """
+import sys
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+with ir.Context() as context:
+    stablehlo.register_dialect(context)
+    try:
+        module = stablehlo.deserialize_portable_artifact(context, sys.stdin.buffer.read())
+        module.operation.verify()
+    except Exception as problem:
+        sys.exit(str(problem))
+    sys.stdout.buffer.write(stablehlo.serialize_portable_artifact(module, stablehlo.get_current_version()))
+"""
+"""What the process of `_parsed` does."""
+
+
+def _parsed(made: _Module, data: bytes) -> bytes:
+    """A module as jaxlib writes it, parsed in a process of its own: damaged bytes can crash jaxlib's parser, or keep it busy."""
+    try:
+        done = subprocess.run([sys.executable, "-P", "-c", _PARSE], input=data, capture_output=True, timeout=_LONGEST)
+    except subprocess.TimeoutExpired:
+        raise made.error(f"can not be read: jaxlib was not done with it in {_LONGEST:.0f} s") from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip() or "it is no module"
+        raise ValueError(said if done.returncode > 0 else "it is damaged, and jaxlib crashes on it")
+    return done.stdout
 
 
 def _platform(platforms: Sequence[str]) -> int:
@@ -317,7 +342,7 @@ def _run(body: Body, block: Any, scope: Scope) -> list[Value]:
             made = module.readers.get(name.removeprefix("stablehlo."), _opaque)(step)
             values = _opaque(step) if made is None else [made] if isinstance(made, Value) else made
             scope.update(zip(op.results, values, strict=True))
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
             raise module.error(f"has an operation {name} that can not be read: {problem}") from problem
     raise module.error("has a block without an end")
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
+from numpy.typing import NDArray
 
 from msplit.formats.stablehlo import (
     Body,
@@ -51,7 +54,7 @@ def _unary(step: Step) -> Made:
     if name == "sign" and is_float(value.dtype):  # NaN and -0 stay
         apart = step.body.each("Greater", step.body.each("Abs", value), step.body.like(0, value))
         return step.body.each("SelectV2", apart, step.body.each("Sign", value), value)
-    if name == "logistic" and not is_float(value.dtype):
+    if name in ("abs", "logistic") and "complex" in value.dtype:
         return None  # of an infinite complex number it is another one
     return step.body.each(UNARY[name], value)
 
@@ -185,20 +188,28 @@ def _convert(step: Step) -> Made:
 
 
 def _constant(step: Step) -> Made:
-    found, (dtype, shape) = step.op.attributes["value"], step.type
-    size = numpy_type(dtype) if re.fullmatch(r"(u?int|float|complex)\d+|bool|bfloat16", dtype) else None
+    dtype, shape = step.type
+    size = numpy_type(dtype) if re.fullmatch(r"(u?int|float)\d+|bool|bfloat16", dtype) else None
     if size is None:
-        return None
-    if "complex" in dtype and not hasattr(found, "__array__"):
-        return None
-    if getattr(found, "is_splat", False) and shape and "complex" not in dtype:
+        return None  # of complex numbers jaxlib does not give the elements
+    found = step.op.attributes["value"]
+    if getattr(found, "is_splat", False) and shape:
         scalar = np.asarray(found.get_splat_value().value, size)
         return replace(constant(scalar), shape=shape, sizes=ints(*map(int, map(known, shape))))
     if dtype in ("bfloat16", "float16") and not shape:
         return constant(np.asarray(found.get_splat_value().value, size))
-    raw = np.array([float(one) for one in found], np.float32) if dtype == "bfloat16" else np.array(found)
+    raw = _bfloat16s(str(found)) if dtype == "bfloat16" else np.array(found)
     array = raw.view(size) if raw.dtype.itemsize == np.dtype(size).itemsize and raw.dtype != size else raw.astype(size)
     return constant(array.reshape(tuple(map(known, shape))))
+
+
+def _bfloat16s(text: str) -> NDArray[Any]:
+    """Elements of a constant of bfloat16, of which jaxlib gives text alone: of many all bits, of few numbers, and the bits of NaN."""
+    inside = text[text.index("<") + 1 : text.rindex("> :")]
+    if inside.startswith('"'):
+        return np.frombuffer(bytes.fromhex(inside.strip('"')[2:]), bfloat16)
+    words = re.findall(r"[^\s,\[\]]+", inside)
+    return np.array([np.uint16(int(one, 16)).view(bfloat16) if "x" in one else float(one) for one in words], bfloat16)
 
 
 def _broadcast(step: Step) -> Made:
@@ -214,7 +225,7 @@ def _broadcast(step: Step) -> Made:
         x, dims = transposed(body, x, sorted(range(len(dims)), key=dims.__getitem__)), sorted(dims)
     if x.array is not None and not x.shape:
         return replace(x, shape=shape, sizes=sizes)
-    made = body.whole(x)
+    made = x if x.sizes is None else body.whole(x)  # a constant stays one, also for regions that read it
     for axis in range(dims[0], len(shape)) if dims else ():
         if axis not in dims:
             at = axis - dims[0]

@@ -74,6 +74,23 @@ def test_a_module_that_is_none_is_one_clear_error(changed):
             msplit.load(changed(change))
 
 
+@pytest.mark.parametrize(
+    ("happens", "said"),
+    [
+        ("import os; os.abort()", "it is damaged, and jaxlib crashes on it"),
+        ("import time; time.sleep(60)", "jaxlib was not done with it in 0 s"),
+        ("import sys; sys.exit('no\\x1b[31m module')", "no"),
+    ],
+)
+def test_a_module_that_jaxlib_crashes_or_hangs_on_is_one_clear_error(happens, said, monkeypatch):
+    """Some damaged modules do both, which would have ended msplit, too."""
+    monkeypatch.setattr(stablehlo, "_PARSE", happens)
+    monkeypatch.setattr(stablehlo, "_LONGEST", 0.4 if "sleep" in happens else 60.0)
+    with pytest.raises(LoadError, match=f"can not be read: {said}") as refused:
+        msplit.load(MODELS[0])
+    assert "\x1b" not in str(refused.value)
+
+
 def test_a_module_of_other_arguments_is_refused(changed):
     with pytest.raises(LoadError, match="other arguments"):
         msplit.load(changed(lambda attrs: attrs["Tout"].list.type.__setitem__(0, 3)))

@@ -127,6 +127,22 @@ def write(tmp_path):
     return made
 
 
+MANY = ", ".join(["1.0, -2.5"] * 60)  # of more than 100 elements MLIR writes the bytes
+HALVES = (f"dense<[{MANY}]> : tensor<120xbf16>", "dense<[[1.5, 0x7FC0, 0xFF80, 3.0e-5, -0.0]]> : tensor<1x5xbf16>")
+CAPTURED = """%row = stablehlo.constant dense<[1.0, 2.0, 3.0]> : tensor<3xf32>
+%wide = stablehlo.broadcast_in_dim %row, dims = [1] : (tensor<3xf32>) -> tensor<4x3xf32>
+%zero = stablehlo.constant dense<0> : tensor<i32>
+%one = stablehlo.constant dense<1> : tensor<i32>
+%end = stablehlo.constant dense<3> : tensor<i32>
+%last:2 = stablehlo.while(%turn = %zero, %sum = %a0) : tensor<i32>, tensor<4x3xf32>
+cond {
+  %go = stablehlo.compare LT, %turn, %end : (tensor<i32>, tensor<i32>) -> tensor<i1>
+  stablehlo.return %go : tensor<i1>
+} do {
+  %next = stablehlo.add %turn, %one : tensor<i32>
+  %more = stablehlo.add %sum, %wide : tensor<4x3xf32>
+  stablehlo.return %next, %more : tensor<i32>, tensor<4x3xf32>
+}"""
 COMPARED = "comparison_direction = #stablehlo<comparison_direction {}>"
 PAIRS = {kind: pairs(values) for kind, values in (("f", FLOATS), ("i", I32), ("u", U8))}
 UNARY = "abs ceil cosine exponential exponential_minus_one floor log_plus_one logistic negate round_nearest_even"
@@ -404,6 +420,25 @@ CASES = {
             for kind in [f"tensor<{result}xf32>"]
         ],
     ),
+    "bfloat16 constants": (
+        (),
+        [
+            line
+            for number, text in enumerate(HALVES)
+            for kind in [text.rpartition(" ")[2]]
+            for line in (
+                (f"%half{number} = stablehlo.constant {text}", None),
+                (
+                    f"stablehlo.convert %half{number} : ({kind}) -> {kind.replace('bf16', 'f32')}",
+                    kind.replace("bf16", "f32"),
+                ),
+            )
+        ],
+    ),
+    "a constant row broadcast outside of a loop": (
+        (normal(4, 3),),
+        [(CAPTURED, None), ("stablehlo.add %last#1, %wide : tensor<4x3xf32>", "tensor<4x3xf32>")],
+    ),
     **{
         f"branch {number}": ((np.array([-1, 0.5, 2], np.float32), np.int32(number)), [(CASE, "tensor<3xf32>")])
         for number in (0, 2, 3, -1)
@@ -432,6 +467,23 @@ VECTOR = "tensor<20xf32>"
 TOTAL = f"{{{COMPARED.format('LT')}, compare_type = #stablehlo<comparison_type TOTALORDER>}}"
 NAMED = {
     "stablehlo.compare": (PAIRS["f"], each("compare", *PAIRS["f"], attrs=TOTAL, to="i1")),
+    "stablehlo.abs": (
+        PAIRS["f"],
+        [
+            (f"%z = stablehlo.complex %a0, %a1 : {typed(PAIRS['f'][0], 'complex<f32>')}", None),
+            (
+                f"stablehlo.abs %z : ({typed(PAIRS['f'][0], 'complex<f32>')}) -> {typed(PAIRS['f'][0])}",
+                typed(PAIRS["f"][0]),
+            ),
+        ],
+    ),
+    "stablehlo.constant": (
+        (),
+        [
+            ("%z = stablehlo.constant dense<[(1.0, 2.0), (0.0, 1.0)]> : tensor<2xcomplex<f32>>", None),
+            ("stablehlo.real %z : (tensor<2xcomplex<f32>>) -> tensor<2xf32>", "tensor<2xf32>"),
+        ],
+    ),
     "stablehlo.cbrt": ((FLOATS,), each("cbrt", FLOATS)),
     "stablehlo.power": (PAIRS["i"], each("power", *PAIRS["i"])),
     "stablehlo.custom_call.evil_0A_1B_31m": (
@@ -472,3 +524,16 @@ def test_a_wrong_translation_is_refused_where_it_matters(write, monkeypatch):
             path, _ = write(PAIRS[kind], each(name, *PAIRS[kind]))
             with pytest.raises(MsplitError, match="other outputs than TensorFlow"):
                 msplit.prepare(path, engine="cuda", device="cpu", effort="fast")
+
+
+def test_what_jaxlib_stumbles_over_is_an_error_of_the_file(write, monkeypatch):
+    """Such as a name that is no text, of which jaxlib raises a `RuntimeError`."""
+    from msplit.formats import stablehlo_ops
+
+    def stumbles(step):
+        raise RuntimeError("nanobind: conversion error!")
+
+    monkeypatch.setitem(stablehlo_ops.ELEMENTS, "abs", stumbles)
+    path, _ = write((FLOATS,), each("abs", FLOATS))
+    with pytest.raises(MsplitError, match=r"stablehlo\.abs that can not be read: nanobind"):
+        msplit.load(path)
