@@ -16,16 +16,8 @@ import msplit
 from msplit.engines.cuda.kernels import host_tables
 from tests.engines.cuda.cases import outputs_of_tensorflow
 from tests.engines.cuda.kernels.test_host_tables import looked_up
-from tests.engines.cuda.test_table_memory import (
-    ROWS,
-    WIDTH,
-    int8,
-    ranker,
-    requests,
-    saved_in_shards,
-    saved_ranker,
-    tables_of,
-)
+from tests.engines.cuda.test_mapped_tables import saved_in_shards
+from tests.engines.cuda.test_table_memory import ROWS, WIDTH, int8, ranker, requests, saved_ranker, tables_of
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("tensorflow")

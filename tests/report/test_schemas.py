@@ -42,7 +42,7 @@ PLAIN = frozenset(
         "added", "batch", "batches", "blocks", "bound", "branches", "builds", "changed", "changes_tried", "colocation_groups", "compared",
         "concurrency", "confidence", "constants", "copies", "count", "covered", "crossings", "cv", "decided_by", "differing", "distinct",
         "edges", "edges_cut", "elements", "error", "errors", "evaluations", "fork_join", "functions", "gain", "gain_at_most",
-        "gain_over_one", "gpu",
+        "gain_over_one", "gpu", "inside",
         "gpus", "graph", "groups", "guessed", "helps", "high", "hits", "host", "info", "inputs", "intensity", "is", "kernel", "kernels",
         "launches",
         "largest", "left_out",
