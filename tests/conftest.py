@@ -29,7 +29,9 @@ if importlib.util.find_spec("triton") is not None:
     import triton  # noqa: F401  (before TensorFlow, behind which a test that uses PyTorch alone can not load it: `device.load_triton`)
 
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # workers share a GPU, whose memory it would take whole
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_enable_fast_min_max=false")  # read once, by whichever test is the first to use XLA
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_cpu_enable_fast_min_max=false"
+)  # read once, by whichever test is the first to use XLA
 os.environ.setdefault("MSPLIT_VERIFY", "1")  # the engine's graph is looked at after every pass
 os.environ.setdefault(
     "TORCHINDUCTOR_VEC_ISA_OK", "1"
