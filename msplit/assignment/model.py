@@ -85,8 +85,13 @@ def load(
             gradients=expanded,
         )
     if function is None:
-        with phase("flattening"), no_collection():
-            return flatten(model)
+        try:
+            with phase("flattening"), no_collection():
+                return flatten(model)
+        except LoadError as problem:  # a function or a module is read where it is called, which does not know the file
+            raise LoadError(
+                problem.what, where=problem.where or str(path), fix=problem.fix, details=problem.details
+            ) from None
     library = model.graph.functions
     if function not in library and isinstance(library, Library):
         library.read_modules(model.graph)

@@ -88,6 +88,7 @@ def test_a_module_that_jaxlib_crashes_or_hangs_on_is_one_clear_error(happens, sa
     monkeypatch.setattr(stablehlo, "_LONGEST", 0.4 if "sleep" in happens else 60.0)
     with pytest.raises(LoadError, match=f"can not be read: {said}") as refused:
         msplit.load(MODELS[0])
+    assert refused.value.where == str(MODELS[0])
     assert "\x1b" not in str(refused.value)
 
 

@@ -1,12 +1,11 @@
-"""Traces of a training step on two GPUs and of its collectives, and ways to capture one graph over both.
+"""Traces of a training step on two GPUs, and of its collectives.
 
     python benchmarks/training_models.py GRAPHS mmoe:Adam towers:Adagrad         # where TensorFlow is
     PYTHONPATH=. python benchmarks/notes/probes/exchange.py GRAPHS --out OUT     # on a machine with two GPUs
     PYTHONPATH=. python benchmarks/notes/probes/exchange.py GRAPHS --device cpu  # shows that it works
 
-Three parts, each in processes of its own, which start nothing more after `--limit` seconds:
+Two parts, each in processes of its own, which start nothing more after `--limit` seconds:
 
-- `split`: copies between two GPUs inside of one capture, each attempt in a process of its own, its numbers checked.
 - `steps`: of each model a step of one GPU alone and one of all together, in turns, by the host's and the device's clock, of the mixture of
   experts also PyTorch's by hand, one captured graph with `DistributedDataParallel`'s collectives in it; then the kernels of one step of
   each from a trace: sums by name, what of the time NCCL's kernels have to themselves, and what is idle.
@@ -19,18 +18,15 @@ from __future__ import annotations
 
 import argparse
 import collections
-import ctypes
 import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,17 +48,6 @@ import msplit
 from msplit.core.arguments import Precision
 from msplit.training.hosts import Hosts, Rank, launch, rank_of
 from msplit.training.rendezvous import ALONE, World, joined
-
-try:
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def _copy(source, to, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(to + at, tl.load(source + at, mask=at < count), mask=at < count)
-except ImportError:  # the attempt says so
-    triton = None
 
 MODELS = "mmoe.Adam:128,towers.Adagrad:1024,mmoe.Adam:1024"
 TURNS, BURST, TRACED = 7, 60, 6
@@ -357,180 +342,6 @@ def symmetric(total: int, size: int, say: Callable[[str], None]) -> dict[str, Ca
     }
 
 
-# --- One capture over two GPUs
-
-ATTEMPTS = (
-    "cudaMemcpyPeerAsync on the reader's stream",
-    "cudaMemcpyPeerAsync on the writer's stream",
-    "cudaMemcpyAsync (default) on the reader's stream",
-    "cudaMemcpyAsync (default) on the writer's stream",
-    "PyTorch's copy_",
-    "an elementwise kernel of PyTorch that reads the peer",
-    "a Triton kernel that reads the peer",
-    "the engine as it is, captured",
-)
-
-
-def attempt(name: str) -> str:
-    """One way to capture a product on GPU 0, a copy, a product on GPU 1, a copy back and a sum, replayed with changing inputs."""
-    if name.startswith("the engine"):
-        return engine_captured()
-    runtime = ctypes.CDLL(next(iter(loaded_runtime())))
-    for fun in ("cudaMemcpyPeerAsync", "cudaMemcpyAsync", "cudaDeviceEnablePeerAccess"):
-        getattr(runtime, fun).restype = ctypes.c_int
-    first, second = torch.device("cuda:0"), torch.device("cuda:1")
-    for source, to in ((first, second), (second, first)):
-        torch.zeros(1, device=source).to(to)
-        with torch.cuda.device(source):
-            code = runtime.cudaDeviceEnablePeerAccess(to.index, 0)
-            assert code in (0, 704), f"no peer access: {code}"  # 704: it is enabled already
-            runtime.cudaGetLastError()
-    streams = {first: torch.cuda.Stream(first), second: torch.cuda.Stream(second)}
-    size = 512
-    x = torch.zeros(size, size, device=first)
-    weights = {place: torch.eye(size, device=place) * (2 + place.index) for place in streams}
-    pointer, whole, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
-
-    def copied(value: torch.Tensor, place: torch.device) -> torch.Tensor:
-        """The value on a GPU. The current stream is one of that GPU's."""
-        with torch.cuda.device(place):
-            made = torch.empty(value.shape, device=place)
-        reader, writer = streams[place].cuda_stream, streams[value.device].cuda_stream
-        count = value.numel() * 4
-        if "PyTorch's copy_" in name:
-            made.copy_(value, non_blocking=True)
-        elif "elementwise" in name:
-            with torch.cuda.device(place), torch.cuda.stream(streams[place]):
-                peer = seen_from(value, place)
-                torch.add(peer, 0.0, out=made)
-        elif "Triton" in name:
-            triton_copy(value, made, place, streams[place])
-        else:
-            by_writer = "writer" in name
-            device = value.device if by_writer else place
-            stream = writer if by_writer else reader
-            with torch.cuda.device(device):
-                if "Peer" in name:
-                    run = runtime.cudaMemcpyPeerAsync
-                    run.argtypes = (pointer, whole, pointer, whole, number, pointer)
-                    code = run(made.data_ptr(), place.index, value.data_ptr(), value.device.index, count, stream)
-                else:
-                    run = runtime.cudaMemcpyAsync
-                    run.argtypes = (pointer, pointer, number, whole, pointer)
-                    code = run(made.data_ptr(), value.data_ptr(), count, 4, stream)
-            assert code == 0, f"CUDA error {code}"
-            if by_writer:
-                after(streams[value.device], streams[place])
-        return made
-
-    def after(one: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-        """Lets a stream wait for another one, on whichever GPU."""
-        with torch.cuda.device(one.device):
-            event = torch.cuda.Event()
-            event.record(one)
-        with torch.cuda.device(other.device):
-            other.wait_event(event)
-
-    def issue() -> torch.Tensor:
-        after(streams[first], streams[second])
-        with torch.cuda.device(first), torch.cuda.stream(streams[first]):
-            here = x @ weights[first]
-        after(streams[first], streams[second])
-        with torch.cuda.device(second), torch.cuda.stream(streams[second]):
-            there = copied(here, second) @ weights[second]
-        after(streams[second], streams[first])
-        with torch.cuda.device(first), torch.cuda.stream(streams[first]):
-            return copied(there, first) + here
-
-    pools = torch.cuda.MemPool()
-    with torch.cuda.device(first):
-        issue()
-        for place in streams:
-            torch.cuda.synchronize(place)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(streams[first]), torch.cuda.use_mem_pool(pools, device=second):
-            graph.capture_begin(capture_error_mode="relaxed")
-            result = issue()
-            graph.capture_end()
-        times = []
-        for seed in range(20):
-            x.copy_(torch.randn(size, size, generator=torch.Generator().manual_seed(seed)))
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            graph.replay()
-            torch.cuda.synchronize()
-            torch.cuda.synchronize(second)
-            times.append(time.perf_counter() - start)
-            torch.testing.assert_close(result, x * 8, rtol=1e-3, atol=1e-3)
-    return f"works, 20 replays right, {micros(times)} µs each"
-
-
-def loaded_runtime() -> list[str]:
-    """Paths of the CUDA runtime that PyTorch has loaded."""
-    torch.zeros(1, device="cuda")
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return sorted({line.split()[-1] for line in lines if "libcudart.so" in line})
-
-
-def seen_from(value: torch.Tensor, place: torch.device) -> torch.Tensor:
-    """A tensor of another GPU as one of this GPU's, whose kernels read it where it lies."""
-    found = torch._C._construct_storage_from_data_pointer(value.data_ptr(), place, value.numel() * 4)
-    return torch.empty(0, device=place).set_(found, 0, tuple(value.shape))
-
-
-def triton_copy(value: torch.Tensor, made: torch.Tensor, place: torch.device, stream: torch.cuda.Stream) -> None:
-    """Copies by a kernel of the reader's GPU. Triton knows neither of the pointers' GPUs."""
-    with torch.cuda.device(place), torch.cuda.stream(stream):
-        _copy[(triton.cdiv(value.numel(), 1024),)](value, made, value.numel(), BLOCK=1024)
-
-
-def engine_captured() -> str:
-    """A sample over two GPUs: the message, or that it is right."""
-    import numpy as np
-
-    from msplit.core.arguments import Precision
-    from msplit.cost.profile import Workload
-    from msplit.engines.base import Job
-    from msplit.engines.cuda.engine import CudaEngine
-    from msplit.engines.cuda.options import EngineOptions
-    from msplit.inputs.make import feeds_for
-
-    flat = msplit.load(Path(msplit.__file__).parents[1] / "sample_graphs" / "towers_small.pb")
-    feeds = feeds_for(flat, Workload(64))
-    ids = (np.arange(len(flat)) * 7 % 4).astype(np.int32)
-    one = CudaEngine().build(Job(flat, ids, 4, feeds, precision=Precision.IEEE, options=EngineOptions("cuda")))
-    two = CudaEngine().build(
-        Job(flat, ids, 4, feeds, precision=Precision.IEEE, options=EngineOptions("cuda", split=(0, 1)))
-    )
-    for seed in range(4):
-        fresh = feeds_for(flat, Workload(64), seed=seed)
-        found, expected = two.step(fresh), one.step(fresh)
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
-    return f"works: {micros(two.device_times(20))} µs a step on two, {micros(one.device_times(20))} on one"
-
-
-def split(args: argparse.Namespace) -> None:
-    """Every attempt in a process of its own: a capture that fails may leave CUDA unusable."""
-    if args.device == "cpu" or torch.cuda.device_count() < 2:
-        print("split: needs two GPUs")
-        return
-
-    def said_of(name: str) -> str:
-        command = [sys.executable, __file__, str(args.graphs), "--attempt", name]
-        try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-            lines = (ran.stdout if ran.returncode == 0 else ran.stderr or ran.stdout).strip().splitlines()
-            errors = [line for line in lines if "Error" in line or "error" in line]
-            return lines[-1] if ran.returncode == 0 else f"failed: {(errors or lines or ['no word'])[-1][:220]}"
-        except subprocess.TimeoutExpired:
-            return "failed: not over after 60 s"
-
-    with ThreadPoolExecutor(len(ATTEMPTS)) as pool:
-        for name, said in zip(ATTEMPTS, pool.map(said_of, ATTEMPTS), strict=True):
-            print(f"split: {name}: {said}", flush=True)
-
-
 # --- The processes
 
 
@@ -587,28 +398,22 @@ def main() -> None:
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--parts", default="split,micro,steps")
+    parser.add_argument("--parts", default="micro,steps")
     parser.add_argument("--limit", type=float, default=75, help="seconds after which a part starts nothing more")
     parser.add_argument("--part", help=argparse.SUPPRESS)
-    parser.add_argument("--attempt", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.attempt:
-        print(attempt(args.attempt))
-    elif args.part:
+    if args.part:
         rank(args)
     else:
         for part in args.parts.split(","):
             began = time.monotonic()
-            if part == "split":
-                split(args)
-            else:
-                with tempfile.TemporaryDirectory() as folder:
-                    own = [sys.executable, __file__, *sys.argv[1:], "--part", part, "--store", f"{folder}/store"]
-                    try:
-                        launch(own, Hosts(), [str(number) for number in range(args.gpus)])
-                    except msplit.MsplitError as problem:
-                        print(f"{part}: {problem}", flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                own = [sys.executable, __file__, *sys.argv[1:], "--part", part, "--store", f"{folder}/store"]
+                try:
+                    launch(own, Hosts(), [str(number) for number in range(args.gpus)])
+                except msplit.MsplitError as problem:
+                    print(f"{part}: {problem}", flush=True)
             print(f"=== {part} took {time.monotonic() - began:.0f} s", flush=True)
 
 
