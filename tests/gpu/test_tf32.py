@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 import msplit
 from msplit.core.arguments import Precision
 from msplit.engines.cuda.autotune import conv, matmul
-from msplit.engines.cuda.autotune.batched_matmul import TILE
+from msplit.engines.cuda.autotune.batched_matmul import TILE, by_wide_product
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
@@ -223,3 +224,57 @@ def test_what_a_fused_group_makes_for_products_alone_is_rounded():
     executable.close()
     (output,) = found.outputs
     assert output.distance < 2 * emulated[output.name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("ieee", [False, True], ids=["TF32", "IEEE"])
+def test_no_relu_of_a_library_makes_0_of_nan(dtype, ieee):
+    """cuBLASLt's behind every product in TF32, and cuDNN's behind some convolutions: a model said 0.5 where TensorFlow says NaN."""
+    made = torch.Generator("cuda").manual_seed(0)
+    lost = []
+
+    def look(op: Op, data: torch.Tensor, weights: torch.Tensor, *rest: torch.Tensor) -> None:
+        data[0] = torch.nan
+        (found,) = lowered(op)(data, weights, torch.zeros(weights.shape[-1], dtype=dtype, device="cuda"), *rest)
+        if not found[0].isnan().all() or found[1:].isnan().any():
+            lost.append((op.op, tuple(data.shape), tuple(weights.shape), len(rest)))
+
+    def values(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=made, device="cuda").to(dtype)
+
+    with precision(ieee=ieee):
+        for rows, inner, columns in (
+            (32, 8, 16),
+            (2, 16, 4),
+            (1024, 256, 256),
+            (128, 1000, 1),
+            (200, 512, 33),
+            (17, 64, 2048),
+        ):
+            attrs = {"fused_ops": ("BiasAdd", "Relu"), "num_args": 1}
+            look(
+                Op(4, "n", "_FusedMatMul", attrs, [(1, 0), (2, 0), (3, 0)], [4]),
+                values(rows, inner),
+                values(inner, columns),
+            )
+            weights, bias = values(2, inner, columns), values(2, columns)
+            x = values(rows, inner)
+            x[0] = torch.nan
+            grouped = by_wide_product(attention.Gemm(attention.Layer(x, weights, bias), activation="Relu"))
+            if not grouped[:, 0].isnan().all() or grouped[:, 1:].isnan().any():
+                lost.append(("wide", rows, inner, columns))
+        for size, channels, results in itertools.product((7, 14, 35), (3, 16, 64, 256), (8, 48, 256)):
+            for window, stride in ((1, 1), (3, 1), (3, 2), (5, 1)):
+                for side in (False, True):
+                    steps = ("BiasAdd", *(("Add",) if side else ()), "Relu")
+                    attrs = {
+                        "fused_ops": steps,
+                        "num_args": 1 + side,
+                        "strides": (1, stride, stride, 1),
+                        "padding": "SAME",
+                    }
+                    op = Op(5, "n", "_FusedConv2D", attrs, [(1, 0), (2, 0), (3, 0), *([(4, 0)] if side else [])], [5])
+                    out = -(-size // stride)
+                    rest = [values(2, out, out, results)] if side else []
+                    look(op, values(2, size, size, channels), values(window, window, channels, results), *rest)
+    assert not lost, (len(lost), lost[:5])

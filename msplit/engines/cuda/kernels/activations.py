@@ -54,6 +54,20 @@ IN_LIBRARY = {"Relu": False, "GeluApproximate": True}
 """Those that cuBLASLt has behind a product with a bias: name -> `use_gelu` of `torch._addmm_activation`."""
 
 
+def relu_keeps_nan(data: Tensor, *, tf32: bool) -> bool:
+    """Returns whether libraries' ReLU behind a product or a convolution leaves NaN alone.
+
+    In TF32 it makes 0 of NaN: cuBLASLt's in every product that was tried, cuDNN's in some convolutions (CUDA 13.0, cuDNN 9.14, H200).
+    """
+    return not (tf32 and data.dtype == torch.float32)
+
+
+def in_library(data: Tensor, activation: str) -> bool:
+    """Returns whether cuBLASLt applies an activation behind a product of these data and a bias, as TensorFlow's op does."""
+    keeps = activation != "Relu" or relu_keeps_nan(data, tf32=torch.backends.cuda.matmul.allow_tf32)
+    return activation in IN_LIBRARY and keeps and data.is_cuda
+
+
 class Epilogue(NamedTuple):
     """Steps behind a convolution in the same kernel: ``activation(convolution + bias + side)``.
 

@@ -49,6 +49,7 @@ from msplit.engines.cuda.kernels.activations import (
     NUMBERS,
     Epilogue,
     activate,
+    relu_keeps_nan,
 )
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.shape import integers
@@ -241,6 +242,7 @@ def _has_fused_kernel(data: Tensor, bias: Tensor | None, groups: int) -> bool:
         and data.numel() > 0
         and torch.backends.cudnn.is_available()
         and torch.version.hip is None
+        and relu_keeps_nan(data, tf32=torch.backends.cudnn.allow_tf32)
         and (data.dtype != torch.bfloat16 or _fuses_bfloat16())
     )
 

@@ -28,7 +28,7 @@ from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels import channelwise, conv
 from msplit.engines.cuda.kernels import matmul as kernels
 from msplit.engines.cuda.kernels import mlp as layers_behind
-from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA, Epilogue, activate
+from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA, Epilogue, activate, in_library
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES
 from msplit.engines.cuda.kernels.memory import grouped_gather
@@ -62,7 +62,7 @@ def fused_matmul(node: Node, a: Tensor, b: Tensor, *args: Tensor) -> Tensor:
     _, result = wider_type(node, a)
     if not steps or steps[0] != "BiasAdd":
         found = _follow(node, torch.mm(a, b), list(args), steps, first=False)
-    elif len(steps) == 2 and steps[1] in IN_LIBRARY and a.device.type == "cuda" and torch.version.hip is None:
+    elif len(steps) == 2 and in_library(a, steps[1]) and torch.version.hip is None:
         found = torch._addmm_activation(args[0], a, b, use_gelu=IN_LIBRARY[steps[1]])
     else:
         found = _follow(node, torch.addmm(args[0], a, b), list(args[1:]), steps[1:], first=False)
