@@ -57,9 +57,10 @@ IN_LIBRARY = {"Relu": False, "GeluApproximate": True}
 def relu_keeps_nan(data: Tensor, *, tf32: bool) -> bool:
     """Returns whether libraries' ReLU behind a product or a convolution leaves NaN alone.
 
-    In TF32 it makes 0 of NaN: cuBLASLt's in every product that was tried, cuDNN's in some convolutions (CUDA 13.0, cuDNN 9.14, H200).
+    On tensor cores it makes 0 of NaN: in TF32 cuBLASLt's in every product that was tried, in half precision in some; cuDNN's in some
+    convolutions (CUDA 13.0, cuDNN 9.14, H200).
     """
-    return not (tf32 and data.dtype == torch.float32)
+    return data.dtype == torch.float32 and not tf32
 
 
 def in_library(data: Tensor, activation: str) -> bool:

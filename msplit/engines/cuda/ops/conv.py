@@ -11,7 +11,6 @@ TensorFlow's SAME padding without a kernel that pads: see `_fit`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -235,27 +234,14 @@ def _has_fused_kernel(data: Tensor, bias: Tensor | None, groups: int) -> bool:
     """Returns whether cuDNN's convolution with bias and ReLU takes these tensors."""
     return (
         data.device.type == "cuda"
-        and data.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and relu_keeps_nan(data, tf32=torch.backends.cudnn.allow_tf32)
         and bias is not None
         and groups == 1
         and data.dim() == 4
         and data.numel() > 0
         and torch.backends.cudnn.is_available()
         and torch.version.hip is None
-        and relu_keeps_nan(data, tf32=torch.backends.cudnn.allow_tf32)
-        and (data.dtype != torch.bfloat16 or _fuses_bfloat16())
     )
-
-
-@functools.cache
-def _fuses_bfloat16() -> bool:
-    """Returns whether this version has that convolution for bfloat16, too: it is tried once, since nothing tells."""
-    data = torch.zeros((1, 8, 4, 4), dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
-    try:
-        torch.cudnn_convolution_relu(data, data, data[0, :1, 0, 0], (1, 1), (0, 0), (1, 1), 1)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _fit(frames: tuple[Window, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
