@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from msplit.core.graph import memoize
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs import lookups
-from msplit.opset.traits import ops_with, traits
+from msplit.opset.traits import BIASES, CONVOLUTIONS, MATMULS, ops_with, traits
 from msplit.shapes.values import BINARY
 
 LARGE = 2.0**8
@@ -40,6 +40,7 @@ _DEFINED = (
 _ENDS_NAN = ops_with("comparison") | ops_with("tells NaN")
 _PER_ELEMENT = ops_with("unary") | ops_with("binary") | ops_with("select")
 _TAKES_NAN = _ENDS_NAN | _LIMITS | _PER_ELEMENT | ops_with("view") | lookups.MOVES
+_BEHIND_ROWS = MATMULS | CONVOLUTIONS | BIASES
 _ENDS = (_JUMPS - _LIMITS - lookups.DIVIDES) | ops_with("shape of")
 
 _Range = tuple[float, float]
@@ -183,27 +184,30 @@ def numbers(drawn: NDArray[Any], kind: InputKind, name: str) -> NDArray[Any]:
     return made
 
 
-def takes_nan(flat: FlatGraph, node: int, port: int) -> bool:
-    """True if what becomes of NaN in an input is defined: it is only moved, calculated with element by element, compared, or searched for
-    the largest or the least. Sums are left out, which hand it on to everything behind."""
-    graph, seen, waiting = flat.graph, {(node, port)}, [(node, port)]
+def takes_nan(flat: FlatGraph, node: int, port: int) -> tuple[bool, bool]:
+    """Whether what becomes of NaN in an input is defined: it is only moved, calculated with element by element, compared, or searched for
+    the largest or the least; and whether it also is, as rows, multiplied by weights, which makes NaN of all of a row that is NaN alone.
+    Sums are left out, which hand it on to everything behind."""
+    graph, seen, waiting, products = flat.graph, {(node, port)}, [(node, port)], False
     while waiting and len(seen) < _MOST_STATES:
         source, at = waiting.pop()
-        for user, _ in graph.uses(source, at):
+        for user, slot in graph.uses(source, at):
             op = graph.ops[user]
-            if op not in _TAKES_NAN or _range(str(graph.attrs[user].get("DstT")))[1] < _ANY:
-                return False
+            rows = op in _BEHIND_ROWS and slot == 0 and not graph.attrs[user].get("transpose_a")
+            if not rows and (op not in _TAKES_NAN or _range(str(graph.attrs[user].get("DstT")))[1] < _ANY):
+                return False, False
+            products |= rows
             if op not in _ENDS_NAN:
                 further = {(user, out) for out in lookups.ports(flat, user)} - seen
                 seen |= further
                 waiting += further
-    return not waiting
+    return not waiting, products
 
 
-def with_nan(drawn: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """Numbers, a quarter of which become NaN or infinite, and every fourth row NaN alone."""
+def with_nan(drawn: NDArray[Any], rng: np.random.Generator, *, alone: bool) -> NDArray[Any]:
+    """Numbers, a quarter of which become NaN or infinite, unless rows are to be NaN alone; every fourth row is."""
     pool = np.array([np.nan, np.inf, -np.inf, np.nan], drawn.dtype)
-    made = np.where(rng.random(drawn.shape) < 0.25, rng.choice(pool, drawn.shape), drawn)
+    made = np.where((rng.random(drawn.shape) < 0.25) & (not alone), rng.choice(pool, drawn.shape), drawn)
     made[1::4] = np.nan
     return made
 

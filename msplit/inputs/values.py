@@ -148,8 +148,9 @@ def made_up(
     if kind is RANDOM or not shape:
         return drawn
     if kind.name is InputKindName.NAN:
-        takes = dtype.kind == "f" and not _as_ids(dtype, use) and takes_nan(flat, spec.node, spec.port)
-        return with_nan(drawn, rng) if takes else drawn
+        takes, products = takes_nan(flat, spec.node, spec.port)
+        takes = takes and dtype.kind == "f" and not _as_ids(dtype, use)
+        return with_nan(drawn, rng, alone=products) if takes else drawn
     if dtype.kind in "fcV" and not _as_ids(dtype, use):
         made = numbers(drawn.astype(np.complex128 if dtype.kind == "c" else np.float64), kind, spec.name).astype(dtype)
         if kind.name is not InputKindName.EDGES:

@@ -59,12 +59,27 @@ def test_another_answer_to_nan_is_refused(flat, monkeypatch, op):
         prepared(flat, "full").close()
 
 
-def summed(tf, v1):
-    x, y = v1.placeholder(tf.float32, [None, 5], "x"), v1.placeholder(tf.float32, [None, 5], "y")
-    tf.matmul(tf.nn.relu(x), values(5, 3), name="product")
+def layered(tf, v1):
+    x, y, z = (v1.placeholder(tf.float32, [None, 5], name) for name in "xyz")
+    tf.nn.relu(tf.nn.bias_add(tf.matmul(tf.nn.relu(x), values(5, 3)), values(3)), name="product")
     tf.cast(y, tf.int32, name="whole")
+    tf.reduce_sum(z, 1, name="sum")
 
 
-def test_what_adds_up_or_has_no_integer_gets_none():
-    made = make_inputs(graph_of(summed, outputs=["product", "whole"]), {}, batch=8, kind=InputKind(InputKindName.NAN))
-    assert all(np.isfinite(value).all() for value in made.values())
+@pytest.mark.parametrize("effort", ["full", "fast"])
+def test_a_relu_that_makes_0_of_nan_behind_a_product_is_refused(monkeypatch, effort):
+    """As cuBLASLt's does in TF32, in the kernel of the product."""
+    flat = graph_of(layered, outputs=["product"])
+    prepared(flat, effort).close()
+    lowered("_FusedMatMul", lambda y, node, *_: y.nan_to_num(nan=0.0))(monkeypatch)
+    with pytest.raises(EngineError, match="not nan"):
+        prepared(flat, effort).close()
+
+
+def test_behind_products_rows_are_nan_alone_and_what_adds_up_or_has_no_integer_gets_none():
+    flat = graph_of(layered, outputs=["product", "whole", "sum"])
+    made = make_inputs(flat, {}, batch=8, kind=InputKind(InputKindName.NAN))
+    assert np.isnan(made["x"][1::4]).all()
+    assert np.isfinite(np.delete(made["x"], np.s_[1::4], 0)).all()
+    assert np.isfinite(made["y"]).all()
+    assert np.isfinite(made["z"]).all()

@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from msplit.engines.cuda.runtime.executables import RoughFunctions  # noqa: E402
 from msplit.errors import EngineError  # noqa: E402
 from tests.engines.cuda.cases import graph_of  # noqa: E402
 from tests.verify.mutants import PLANTED, lowered, prepared, values  # noqa: E402
@@ -47,13 +48,34 @@ def spectrum(tf, v1):
 
 @pytest.fixture(scope="module")
 def graphs():
-    outputs = {saturated: ["loss", "train_op"], logs: ["logs", "entropy"], kink: ["y"], spectrum: ["mel"]}
+    outputs = {
+        saturated: ["loss", "train_op"],
+        logs: ["logs", "entropy"],
+        kink: ["y"],
+        spectrum: ["mel"],
+    }
     return {build: graph_of(build, outputs=names) for build, names in outputs.items()}
 
 
 @pytest.mark.parametrize("build", [saturated, logs, kink, spectrum], ids=lambda build: build.__name__)
 def test_what_roughness_decides_is_nobodys_fault(graphs, build):
     prepared(graphs[build], "full", 4 if build is saturated else 9, capture=False).close()
+
+
+@pytest.mark.parametrize(
+    ("scores", "least", "most"),
+    [(lambda x: x, 0, 1e-6), (lambda x: x - 1e4, 1e-5, 2e-3), (lambda x: x * 0 - 1e9, 0, 0), (lambda x: x * 0 - torch.inf, 0, 0)],
+    ids=["usual", "under a mask without a position", "equal", "infinite"],
+)  # fmt: skip
+def test_scores_are_rounded_once_more_as_kernels_of_attention_do(scores, least, most):
+    """PyTorch's has them times log2(e): a model with such a mask was refused on a GPU."""
+    x = scores(torch.randn(64, 32, generator=torch.Generator().manual_seed(0)))
+    with RoughFunctions(0):
+        rough = torch.softmax(x, -1)
+    away = float(((rough - torch.softmax(x, -1)) / torch.softmax(x, -1)).abs().nan_to_num().max())
+    assert least <= away <= most
+    assert rough.dtype == torch.float32
+    assert torch.equal(rough.isnan(), x.isinf())
 
 
 MUTANTS = {

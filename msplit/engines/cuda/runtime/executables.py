@@ -524,10 +524,15 @@ _TRANSFORMS = ("_fft_r2c", "_fft_c2c", "_fft_c2r")
 largest element."""
 
 
+_SOFTMAX = ("_softmax", "_log_softmax")
+"""PyTorch's softmaxes. In a kernel of attention, scores are multiplied first by what turns powers of e into those of 2, and rounded: of
+scores around -1e4, as a mask without a position makes them, that leaves three decimals."""
+
+
 class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
     """A block in which functions are as rough as another library's may be: results are moved by up to some epsilons, not beyond 1, those
-    of a Fourier transform by up to one of the largest of them, and whatever an op makes below the least normal number is zero, as
-    TensorFlow's threads on a CPU have it.
+    of a Fourier transform by up to one of the largest of them, a softmax is one of scores that were multiplied and rounded, and whatever
+    an op makes below the least normal number is zero, as TensorFlow's threads on a CPU have it.
 
     Args:
         seed: Of the moves.
@@ -541,8 +546,12 @@ class RoughFunctions(TorchDispatchMode):  # type: ignore[misc]
         self, func, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Calls the op, and moves what it gives."""
-        made = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        if name in _SOFTMAX and args[0].dtype == torch.float32:
+            by = float(np.float32(self._generator.uniform(1, 2)))
+            made = func((args[0] * by).double() / by, *args[1:]).float()
+        else:
+            made = func(*args, **(kwargs or {}))
         if name in _TRANSFORMS:
             largest = made.abs().amax(args[1], keepdim=True)
             moves = self._generator.uniform(-1, 1, (2, *made.shape)) * torch.finfo(made.dtype).eps
