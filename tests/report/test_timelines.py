@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sqlite3
 import subprocess
@@ -163,7 +162,7 @@ def test_waits_and_gaps_of_a_step_are_named_and_add_up():
     assert bench_sections.pauses([Traced("one", Timeline((spans[0],), (), ""), traced.ids, None)]) is None
 
 
-QUERIES = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "reports.md").read_text("utf-8"), re.DOTALL)
+QUERIES = [(ROOT / "docs" / "examples" / f"trace_{name}.sql").read_text("utf-8") for name in ("ops", "waits", "busy")]
 TOOL = shutil.which("trace_processor") or shutil.which("trace_processor_shell")
 
 
