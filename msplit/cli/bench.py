@@ -28,7 +28,7 @@ class Run(options.SharedInputs, options.TableMemory, options.Backend, measuring.
 
     split: tuple[int, ...] = key(
         "--cuda",
-        "Also run one step on several GPUs, such as 0,1, its streams divided over them (with --rules device), launch by launch.",
+        "Also run one step on several GPUs, such as 0,1, its streams divided over them (with --rules device).",
         options.numbers(click.IntRange(0)),
         (),
     )
