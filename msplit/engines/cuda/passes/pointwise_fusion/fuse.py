@@ -304,13 +304,16 @@ def compile_group(body: Body, inputs: list[torch.Tensor]) -> tuple[Any, int, boo
     load()
     from torch._dynamo.utils import counters
     from torch._inductor import metrics, standalone_compile
+    from torch._functorch import config
     from torch.fx.experimental.proxy_tensor import make_fx
 
     if inputs and inputs[0].device.type == "cuda":
         fixed_assembler()
+    # This cache takes a tensor that begins between two multiples for one that does not, and gives code that copies it first.
+    cached = config.enable_autograd_cache and not any(map(_begins_between, inputs))
     hits = counters["inductor"]["fxgraph_cache_hit"]
     before = metrics.generated_kernel_count
-    with _options(), _untimed():
+    with _options(), _untimed(), config.patch(enable_autograd_cache=cached):
         graph = make_fx(body, tracing_mode="fake")(*inputs)
         run = standalone_compile(graph, inputs, dynamic_shapes="from_example_inputs")
     return run, metrics.generated_kernel_count - before, counters["inductor"]["fxgraph_cache_hit"] > hits
