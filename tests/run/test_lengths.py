@@ -289,6 +289,8 @@ def test_what_is_no_length(runner: Any) -> None:
         runner.step({"x": x[:, :3], "lengths": np.ones(1, np.int32)})
     with pytest.raises(EngineError, match="float64"):
         runner(x=x[:, :3].astype(np.float64), mask=mask[:, :3])
+    with pytest.raises(EngineError, match="input x has masked values"):
+        runner(x=np.ma.masked_array(x[:, :2], mask=x[:, :2] > 0), mask=mask[:, :2])
 
 
 def test_a_leak_that_the_proof_misses_is_caught(flat: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,9 +123,7 @@ class LengthPass(RowPass):
 
     def refused(self, node: int, why: str | Mixes) -> RowDependence:
         """A refusal in terms of positions: rules that are those of rows speak of these."""
-        refusal = super()._mixed(node, why).refusal
-        said = refusal.why.replace("place of a row in the batch", "place of a position")
-        return replace(refusal, why=re.sub(r"\brow(s?)\b", r"position\1", said))
+        return _worded(super()._mixed(node, why).refusal)
 
     def _general(self, node: int, sources: list[Tensor]) -> list[RowState] | None:
         op, count = self.graph.ops[node], max(1, len(self.result.outputs[node]))
@@ -206,6 +204,11 @@ class LengthPass(RowPass):
         if op == "Softmax" and hidden:
             self.zeros.add((node, 0))
         return listed
+
+
+def _worded(refusal: RowDependence) -> RowDependence:
+    said = refusal.why.replace("place of a row in the batch", "place of a position")
+    return replace(refusal, why=re.sub(r"\brow(s?)\b", r"position\1", said))
 
 
 def _axes(state: RowState) -> Sequence[Any]:
@@ -446,7 +449,7 @@ def _proved(flat: FlatGraph, inputs: Sequence[str], shapes: InputShapes, rows: i
         state = along.state(tensor.node, tensor.port)
         axes = [one for one in _axes(state) if one == PerRow(getattr(one, "axis", 0))]
         if isinstance(state, MixedRows):
-            refusals.append(str(state.refusal))
+            refusals.append(str(_worded(state.refusal)))
         elif len(axes) < len(_axes(state)):
             refusals.append(
                 str(along.refused(tensor.node, "gives how many positions there are, or some in several places"))
