@@ -423,7 +423,7 @@ class _Masks:
             kept = self._add("Equal", places, last, T="int32")
         hidden = self._add("SelectV2", kept, tensor, self._constant(dtype, _fill(mask.fill, dtype)), T=dtype)
         if mask.fill == LAST:
-            hidden = self._add("Sum", hidden, self._constant("int32", [mask.axis]), T=dtype, keep_dims=True)
+            hidden = self._add("Max", hidden, self._constant("int32", [mask.axis]), T=dtype, keep_dims=True)
         return hidden
 
     def divide(self, mean: Any, mask: LengthMask, dtype: str) -> None:
@@ -441,7 +441,7 @@ class _Masks:
 
 def _fill(fill: str, dtype: str) -> Any:
     """What positions beyond the end become."""
-    if fill not in (LOWEST, LARGEST):
+    if fill not in (LOWEST, LARGEST, LAST):
         return int(fill == "1")
-    kind, sign = numpy_dtype(dtype), -1 if fill == LOWEST else 1
+    kind, sign = numpy_dtype(dtype), 1 if fill == LARGEST else -1
     return (np.iinfo(kind).min if sign < 0 else np.iinfo(kind).max) if kind.kind in "iu" else sign * np.inf

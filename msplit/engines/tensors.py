@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, starting_pytorch
+from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, not_an_array, starting_pytorch
 from msplit.errors import EngineError
 from msplit.formats.build import LengthInputs
 
@@ -149,6 +149,8 @@ def to_length(feeds: Feeds, about: LengthInputs, length: int) -> dict[str, Any]:
     found = dict(feeds)
     for name in about.inputs:
         value = as_array(name, found[name]) if is_tensor(found[name]) else found[name]
+        if not is_array(value):
+            raise not_an_array(name, value)
         missing = length - value.shape[1]
         found[name] = np.concatenate([value, np.repeat(value[:, :1], missing, 1)], 1) if missing else value
     return found

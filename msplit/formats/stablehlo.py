@@ -309,7 +309,7 @@ def _text(value: Any) -> str:
 def typed(kind: Any) -> tuple[str, Shape]:
     """Type and shape of a tensor."""
     element = str(getattr(kind, "element_type", kind))
-    bits = re.fullmatch(r"(f|i|ui)(8|16|32|64)", element)
+    bits = re.fullmatch(r"(f|i|ui)(2|4|8|16|32|64)", element)  # NumPy reads "i4" as one of four bytes
     name = (
         {"f": "float", "i": "int", "ui": "uint"}[bits[1]] + bits[2]
         if bits and element not in _PLAIN

@@ -98,10 +98,11 @@ def write(tmp_path):
     runtime.keep_nan()
     dtypes = {short: tf.as_dtype(name) for name, short in TYPES.items()}
 
-    def made(arrays, lines, kinds=()):
+    def made(arrays, lines, kinds=(), open_axes=0):
         data, kinds = artifact(arrays, lines, kinds)
         with tf.Graph().as_default() as graph:
-            fed = [tf.compat.v1.placeholder(one.dtype, one.shape, f"in{number}") for number, one in enumerate(arrays)]
+            sizes = [[None] * open_axes + list(one.shape[open_axes:]) for one in arrays]
+            fed = [tf.compat.v1.placeholder(one.dtype, sizes[n], f"in{n}") for n, one in enumerate(arrays)]
             given = {"version": 10, "platforms": ["CPU"], "disabled_checks": []}
             tout = [dtypes[re.search(r"(\w+)>$", kind)[1].split("x")[-1]] for kind in kinds]
             results = gen_xla_ops.xla_call_module(
@@ -363,6 +364,18 @@ CASES = {
             "reduce_window",
         ),
     ),
+    "a cumulative sum of one element": (
+        (normal(4, 1),),
+        reduced(normal(4, 1), "4x1x", "0.0", "add", "window_dimensions = array<i64: 1, 1>", "reduce_window"),
+    ),
+    "numbers of four bits": (
+        (),
+        [
+            ("%c = stablehlo.constant dense<[100, -9, 7]> : tensor<3xi32>", None),
+            ("%few = stablehlo.convert %c : (tensor<3xi32>) -> tensor<3xi4>", None),
+            ("stablehlo.convert %few : (tensor<3xi4>) -> tensor<3xi32>", "tensor<3xi32>"),
+        ],
+    ),
     "slices out of range": ((normal(4, 5), normal(2, 3)), [line for start in PLACES for line in moved(start)]),
     "padding": (
         (normal(5), np.float32(9)),
@@ -537,3 +550,17 @@ def test_what_jaxlib_stumbles_over_is_an_error_of_the_file(write, monkeypatch):
     path, _ = write((FLOATS,), each("abs", FLOATS))
     with pytest.raises(MsplitError, match=r"stablehlo\.abs that can not be read: nanobind"):
         msplit.load(path)
+
+
+def test_lengths_hide_nothing_inside_of_a_module(write):
+    """TensorFlow runs it as a whole, so that no mask goes in front of an op of it. Where none is needed it runs."""
+    kind, options = "tensor<?x?x4xf32>", {"lengths": [4], "batch": 2, "device": "cpu", "effort": "fast"}
+    total = f"stablehlo.reduce(%a0 init: %z) applies stablehlo.add across dimensions = [1] : ({kind}, tensor<f32>) -> tensor<?x4xf32>"
+    zero = ("%z = stablehlo.constant dense<0.0> : tensor<f32>", None)
+    path, _ = write([normal(2, 3, 4)], [zero, (total, "tensor<?x4xf32>")], [kind], open_axes=2)
+    with pytest.raises(MsplitError, match="can not be padded") as refused:
+        msplit.prepare(path, **options)
+    assert "inside of a module that JAX wrote" in refused.value.details[0]
+    path, _ = write([normal(2, 3, 4)], [(f"stablehlo.tanh %a0 : {kind}", kind)], [kind], open_axes=2)
+    with msplit.prepare(path, **options) as runner:
+        assert runner.step({"in0": normal(2, 3, 4)})["out0"].shape == (2, 3, 4)

@@ -163,6 +163,8 @@ def test_what_tensorflow_refuses_is_refused(opened: Opened) -> None:
             model.step({"examples": [b""]})
         with pytest.raises(msplit.EngineError, match="holds a NoneType"):
             model.step({"examples": np.array([None], object)})
+        with pytest.raises(msplit.EngineError, match="examples has a text that UTF-8 can not have"):
+            model.step({"examples": np.array(["\ud800"])})
         assert model.step(one).keys() == {"score"}
         assert model.step({"examples": np.array([feeds["examples"][4].decode()])}).keys() == {"score"}, "text is UTF-8"
 

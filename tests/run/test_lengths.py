@@ -81,7 +81,8 @@ def by_einsum(h: Any, mask: Any, rng: Any) -> Any:
 
 
 def convolution(h: Any, mask: Any, rng: Any) -> Any:
-    return tf.nn.conv1d(h, weights(rng, 3, D, D), 1, "SAME")
+    """Over neighbours, after one that takes each position by itself, without padding."""
+    return tf.nn.conv1d(tf.nn.conv1d(h, weights(rng, 1, D, D), 1, "VALID"), weights(rng, 3, D, D), 1, "SAME")
 
 
 def summed_up(h: Any, mask: Any, rng: Any) -> Any:
@@ -128,6 +129,10 @@ LEAKS: dict[str, tuple[Layer, str]] = {
     "a position by number": (lambda h, mask, rng: h + h[:, 2:3], "StridedSlice"),
     "over rows, too": (lambda h, mask, rng: h - tf.reduce_mean(h, [0, 1]), "Mean"),
     "summed from the end": (lambda h, mask, rng: tf.cumsum(h, 1, reverse=True), "Cumsum"),
+    "narrow windows without padding": (
+        lambda h, mask, rng: tf.pad(tf.nn.conv1d(h, weights(rng, 2, D, D), 1, "VALID"), [[0, 0], [0, 1], [0, 0]]),
+        "Conv2D",
+    ),
     "every other window": (lambda h, mask, rng: tf.nn.conv1d(h, weights(rng, 3, D, D), 2, "SAME"), "Conv2D"),
     "in a loop": (loop, "Softmax"),
     "of TensorFlow 2": (
@@ -218,6 +223,14 @@ def test_rows_of_different_lengths_are_what_each_is_alone(
             same(got[:, :size] if key == "every" else got, expected)
 
 
+def test_the_last_position_keeps_the_sign_of_zero(tmp_path: Path) -> None:
+    flat = model(tmp_path, ())
+    (tmp_path / "made").mkdir()
+    made, name = with_lengths(flat, lengths.positions_of(flat, LONGEST, {}), tmp_path / "made")
+    feeds = {"x": np.full((2, LONGEST, D), -0.0, np.float32), "mask": np.ones((2, LONGEST), np.float32)}
+    assert np.signbit(run(made, {**feeds, name: np.asarray([3, LONGEST], np.int32)})["last"]).all()
+
+
 @pytest.mark.parametrize("name", LEAKS)
 def test_what_mixes_positions_otherwise_is_refused_by_name(tmp_path: Path, name: str) -> None:
     leak, op = LEAKS[name]
@@ -276,6 +289,8 @@ def test_what_is_no_length(runner: Any) -> None:
         runner.step({"x": x[:, :3], "lengths": np.ones(1, np.int32)})
     with pytest.raises(EngineError, match="float64"):
         runner(x=x[:, :3].astype(np.float64), mask=mask[:, :3])
+    with pytest.raises(EngineError, match="input x has masked values"):
+        runner(x=np.ma.masked_array(x[:, :2], mask=x[:, :2] > 0), mask=mask[:, :2])
 
 
 def test_a_leak_that_the_proof_misses_is_caught(flat: Any, monkeypatch: pytest.MonkeyPatch) -> None:

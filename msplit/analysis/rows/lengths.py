@@ -38,6 +38,7 @@ from msplit.analysis.rows.products import named_axes
 from msplit.analysis.rows.walk import RowPass, Setting, Tensor, walked
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.functions import modules_of
 from msplit.opset.traits import MERGE, ops_with
 from msplit.shapes.infer import inferred, stated_shapes
 from msplit.shapes.registry import UNKNOWN, Shape
@@ -122,9 +123,7 @@ class LengthPass(RowPass):
 
     def refused(self, node: int, why: str | Mixes) -> RowDependence:
         """A refusal in terms of positions: rules that are those of rows speak of these."""
-        refusal = super()._mixed(node, why).refusal
-        said = refusal.why.replace("place of a row in the batch", "place of a position")
-        return replace(refusal, why=re.sub(r"\brow(s?)\b", r"position\1", said))
+        return _worded(super()._mixed(node, why).refusal)
 
     def _general(self, node: int, sources: list[Tensor]) -> list[RowState] | None:
         op, count = self.graph.ops[node], max(1, len(self.result.outputs[node]))
@@ -205,6 +204,11 @@ class LengthPass(RowPass):
         if op == "Softmax" and hidden:
             self.zeros.add((node, 0))
         return listed
+
+
+def _worded(refusal: RowDependence) -> RowDependence:
+    said = refusal.why.replace("place of a row in the batch", "place of a position")
+    return replace(refusal, why=re.sub(r"\brow(s?)\b", r"position\1", said))
 
 
 def _axes(state: RowState) -> Sequence[Any]:
@@ -335,7 +339,7 @@ def _sliced(view: View) -> tuple[RowState, Hidden]:
 
 def _single(view: View, start: tuple[int, int]) -> tuple[RowState, Hidden]:
     axis, is_last = _whole(view.alone()), start == (-1, 0)
-    if start != (0, 0) and (not is_last or view.attr("T", "") in ("bool", "string")):
+    if start != (0, 0) and (not is_last or str(view.attr("T", "")).startswith(("bool", "string", "complex"))):
         raise Mixes("takes another position out than the first or the last")
     return FIXED, {0: (axis, LAST)} if is_last else {}
 
@@ -372,9 +376,11 @@ def _convolved(view: View) -> tuple[RowState, Hidden]:
     """Windows over neighbours: with as many zeros at both ends whatever the length, where steps are of one position."""
     state, steps = view.alone(), {*view.attr("strides", ()), *(view.attr("dilations", ()) or ())}
     channels_last = not str(view.attr("data_format", "NHWC")).startswith("NC")
-    if steps != {1} or view.attr("padding", "") != "SAME" or not 0 < state.axis < 3 or not channels_last:
+    single = view.ranked(1)[state.axis - 1] == 1  # one position each
+    padded = view.attr("padding", "") in ("SAME", "VALID" if single else "SAME")
+    if steps != {1} or not padded or not 0 < state.axis < 3 or not channels_last:
         raise Mixes("has windows over the positions in steps of more than one, or without padding at both ends")
-    return state, {0: (_whole(state), "0")}
+    return state, {} if single else {0: (_whole(state), "0")}
 
 
 def lengths_of(flat: FlatGraph, shapes: InputShapes) -> tuple[str, ...]:
@@ -443,7 +449,7 @@ def _proved(flat: FlatGraph, inputs: Sequence[str], shapes: InputShapes, rows: i
         state = along.state(tensor.node, tensor.port)
         axes = [one for one in _axes(state) if one == PerRow(getattr(one, "axis", 0))]
         if isinstance(state, MixedRows):
-            refusals.append(str(state.refusal))
+            refusals.append(str(_worded(state.refusal)))
         elif len(axes) < len(_axes(state)):
             refusals.append(
                 str(along.refused(tensor.node, "gives how many positions there are, or some in several places"))
@@ -461,19 +467,20 @@ def _proved(flat: FlatGraph, inputs: Sequence[str], shapes: InputShapes, rows: i
 def _masks(flat: FlatGraph, along: LengthPass, by_row: RowPass, refusals: list[str]) -> dict[Tensor, LengthMask]:
     """What hides positions; tensors without rows, of which each had a length, are refused."""
     masks = dict[Tensor, LengthMask]()
+    modules = modules_of(flat.model.graph.functions)
     for (node, slot), (axis, fill) in sorted(along.hidden.items()):
         source = flat.graph.inputs(node)[slot]
         state = by_row.state(*source)
         row = state if isinstance(state, PerRow) and not state.tells and not state.group and state.inner else None
-        if row is not None and row.axis != axis and flat.region[node] < 0:
+        if flat.origin(node)[0] in modules:
+            refusal = "is inside of a module that JAX wrote, which stays as it is"
+        elif row is not None and row.axis != axis and flat.region[node] < 0:
             masks[node, slot] = LengthMask(axis, fill, len(along.result.shape(*source) or ()), row)
+            continue
         else:
-            refusal = (
-                state.refusal.why
-                if isinstance(state, MixedRows)
-                else "is in a loop, or of what requests have in common"
-            )
-            refusals.append(str(along.refused(node, f"mixes positions, and {refusal}")))
+            refusal = "is in a loop, or of what requests have in common"
+            refusal = state.refusal.why if isinstance(state, MixedRows) else refusal
+        refusals.append(str(along.refused(node, f"mixes positions, and {refusal}")))
     return masks
 
 

@@ -44,7 +44,7 @@ def _step(text: bytes, place: int) -> int:
     """Bytes of the character of UTF-8 that begins there; 1 where none does."""
     for size in range(1, 5):
         try:
-            text[place : place + size].decode()
+            text[place : place + size].decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
             continue
         return size

@@ -282,7 +282,10 @@ def _as_bytes(name: str, items: list[Any]) -> Iterator[bytes]:
     for item in items:
         if not isinstance(item, str | bytes):
             raise EngineError(f"input {name} is string, and holds a {type(item).__name__}", fix="give str or bytes")
-        yield item.encode() if isinstance(item, str) else bytes(item)
+        try:
+            yield item.encode() if isinstance(item, str) else bytes(item)
+        except UnicodeEncodeError as problem:
+            raise EngineError(f"input {name} has a text that UTF-8 can not have: {problem}", fix="give bytes") from None
 
 
 def _other_inputs(feeds: Mapping[str, Any], wanted: tuple[str, ...]) -> EngineError:

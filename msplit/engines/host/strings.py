@@ -159,11 +159,11 @@ def _float32(text: bytes) -> np.float32:
     with np.errstate(over="ignore"):
         near = np.float32(wide)
     if math.isfinite(wide) and wide and np.float64(wide).view(np.int64) & 0x1FFFFFFF == 0x10000000:
-        exact, other = Fraction(text.strip().decode()), np.float32(wide)
+        exact = Fraction(wide if b"x" in text.lower() else text.strip().decode())
         if exact != Fraction(wide):
             side = np.float32(np.inf if exact > Fraction(wide) else -np.inf)
-            if (Fraction(float(other)) > Fraction(wide)) != (side > 0):
-                near = np.nextafter(other, side)
+            if (float(near) > wide) != (side > 0):
+                near = np.nextafter(near, side)
     return near
 
 

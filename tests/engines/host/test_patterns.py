@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.campaign import examples
@@ -39,6 +39,9 @@ TEXTS = st.text("ab xäö!A\n\0", max_size=8).map(str.encode) | st.binary(max_si
     st.sampled_from(["", "-", r"<\0>", r"\1", r"[\2\1]", r"\\", r"\9"]),
     st.booleans(),
 )
+@example(
+    [b"\xed\xa0\x80x", b"\xf4\x90\x80\x80", b"\xc0\x80\xc3"], "", "-", True
+)  # half a surrogate pair is a character
 def test_replaced(items, pattern, rewrite, everywhere):
     agree("StaticRegexReplace", input=texts(*items), pattern=pattern, rewrite=rewrite, replace_global=everywhere)
 
