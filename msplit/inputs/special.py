@@ -37,10 +37,10 @@ _JUMPS, _LIMITS = ops_with("jumps"), ops_with("limit")
 _DEFINED = (
     lookups.CALCULATES | ops_with("wraps") | ops_with("unary", "exact") | ops_with("reduction") | ops_with("moves bits")
 )
-_ENDS_NAN = ops_with("comparison") | ops_with("tells NaN")
+_ENDS_NAN = ops_with("comparison") | ops_with("tells NaN") | ops_with("shape of")
 _PER_ELEMENT = ops_with("unary") | ops_with("binary") | ops_with("select")
-_TAKES_NAN = _ENDS_NAN | _LIMITS | _PER_ELEMENT | ops_with("view") | lookups.MOVES
-_BEHIND_ROWS = MATMULS | CONVOLUTIONS | BIASES
+_TAKES_NAN = _ENDS_NAN | _LIMITS | _PER_ELEMENT | ops_with("view") | ops_with("join") | lookups.MOVES
+_BEHIND_ROWS = MATMULS | CONVOLUTIONS | BIASES | ops_with("softmax") | ops_with("reduction", "linear")
 _ENDS = (_JUMPS - _LIMITS - lookups.DIVIDES) | ops_with("shape of")
 
 _Range = tuple[float, float]
@@ -186,8 +186,8 @@ def numbers(drawn: NDArray[Any], kind: InputKind, name: str) -> NDArray[Any]:
 
 def takes_nan(flat: FlatGraph, node: int, port: int) -> tuple[bool, bool]:
     """Whether what becomes of NaN in an input is defined: it is only moved, calculated with element by element, compared, or searched for
-    the largest or the least; and whether it also is, as rows, multiplied by weights, which makes NaN of all of a row that is NaN alone.
-    Sums are left out, which hand it on to everything behind."""
+    the largest or the least; and whether it also is multiplied by weights, added up, or goes through a softmax, which is defined for rows
+    that are NaN alone."""
     graph, seen, waiting, products = flat.graph, {(node, port)}, [(node, port)], False
     while waiting and len(seen) < _MOST_STATES:
         source, at = waiting.pop()
