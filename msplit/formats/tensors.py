@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import mmap
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -210,6 +211,32 @@ def filled(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     filled[: len(values)] = values
     filled[len(values) :] = values[-1]
     return filled.reshape(shape)
+
+
+_copies: weakref.WeakValueDictionary[tuple[Any, ...], NDArray[Any]] = weakref.WeakValueDictionary()
+"""By where their parts lie in mapped files: a model is compiled more than once."""
+
+
+def stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+    """Arrays one below the other: a view of the mapped file in which they follow each other, else a copy; None if their rows differ."""
+    first, roots, end = parts[0], [one.base for one in parts], parts[0].ctypes.data
+    if not all(one.ndim for one in parts) or len({(one.dtype, one.shape[1:]) for one in parts}) > 1:
+        return None
+    if any(not isinstance(one, np.ndarray) or one.shape != (one.nbytes,) or one.flags.writeable for one in roots):
+        return np.concatenate(parts)
+    places = [(one.ctypes.data, one.shape, one.strides, one.dtype) for one in parts]
+    follow, root = all(one is roots[0] for one in roots), np.asarray(roots[0])
+    for one in parts:
+        follow = follow and one.flags.c_contiguous and one.ctypes.data == end
+        end += one.nbytes
+    if follow:
+        found = root[first.ctypes.data - root.ctypes.data : end - root.ctypes.data].view(first.dtype)
+        return found.reshape(sum(map(len, parts)), *first.shape[1:])
+    if (whole := _copies.get(tuple(places))) is None:
+        _copies[tuple(places)] = whole = np.concatenate(parts)
+        whole.flags.writeable = False
+        weakref.finalize(whole, bool, parts).atexit = False  # nothing else lies where they do, as long as it is there
+    return whole
 
 
 class NotWireFormat(ValueError):
