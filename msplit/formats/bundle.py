@@ -105,11 +105,9 @@ class Checkpoint:
             LoadError: Its bytes are not there, or are not those that were written, or it has no such slice.
         """
         box = _box_of(part)
-        stored = self._slices.get(key, {}).get(box)
-        if stored is not None:
+        if (stored := self._slices.get(key, {}).get(box)) is not None:
             return self._values(key, stored)
-        whole = self._wholes.get(key)
-        if whole is None:
+        if (whole := self._wholes.get(key)) is None:
             self._wholes[key] = whole = self._whole(key)
         if not part:
             return whole

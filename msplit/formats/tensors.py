@@ -219,21 +219,20 @@ _copies: weakref.WeakValueDictionary[tuple[Any, ...], NDArray[Any]] = weakref.We
 
 def stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     """Arrays one below the other: a view of the mapped file in which they follow each other, else a copy; None if their rows differ."""
-    first, roots, end = parts[0], [one.base for one in parts], parts[0].ctypes.data
-    if not all(one.ndim for one in parts) or len({(one.dtype, one.shape[1:]) for one in parts}) > 1:
+    first, roots = parts[0], {id(one.base): one.base for one in parts}
+    if {(one.dtype, one.shape[1:], one.ndim > 0) for one in parts} != {(first.dtype, first.shape[1:], True)}:
         return None
-    if any(not isinstance(one, np.ndarray) or one.shape != (one.nbytes,) or one.flags.writeable for one in roots):
+    files = [one for one in roots.values() if isinstance(one, np.ndarray) and one.shape == (one.nbytes,)]
+    if len(files) < len(roots) or any(one.flags.writeable for one in files):
         return np.concatenate(parts)
-    places = [(one.ctypes.data, one.shape, one.strides, one.dtype) for one in parts]
-    follow, root = all(one is roots[0] for one in roots), np.asarray(roots[0])
-    for one in parts:
-        follow = follow and one.flags.c_contiguous and one.ctypes.data == end
-        end += one.nbytes
-    if follow:
-        found = root[first.ctypes.data - root.ctypes.data : end - root.ctypes.data].view(first.dtype)
-        return found.reshape(sum(map(len, parts)), *first.shape[1:])
-    if (whole := _copies.get(tuple(places))) is None:
-        _copies[tuple(places)] = whole = np.concatenate(parts)
+    begin, root = first.ctypes.data - files[0].ctypes.data, files[0].ctypes.data
+    ends = [*itertools.accumulate((one.nbytes for one in parts), initial=begin)]
+    follow = [one.ctypes.data - root for one in parts if one.flags.c_contiguous] == ends[:-1]
+    if follow and len(files) == 1:
+        return files[0][begin : ends[-1]].view(first.dtype).reshape(sum(map(len, parts)), *first.shape[1:])
+    places = tuple((one.ctypes.data, one.shape, one.strides, one.dtype) for one in parts)
+    if (whole := _copies.get(places)) is None:
+        _copies[places] = whole = np.concatenate(parts)
         whole.flags.writeable = False
         weakref.finalize(whole, bool, parts).atexit = False  # nothing else lies where they do, as long as it is there
     return whole
