@@ -3,8 +3,10 @@
 Reads TensorFlow's checkpoints (tensor bundles) without TensorFlow.
 
 A bundle is ``PREFIX.index``, a LevelDB table from tensor name to BundleEntryProto, and shards ``PREFIX.data-00000-of-00001`` with the
-bytes. Formats: leveldb's table_format.md, and tensor_bundle.proto. TensorFlow writes the table uncompressed. What this
-reader does not know (compressed tables, tensors saved in slices, checkpoints of version 1) it leaves to TensorFlow's own.
+bytes. Formats: leveldb's table_format.md, and tensor_bundle.proto. TensorFlow writes the table uncompressed. A tensor that was saved in
+slices has an entry without bytes, which lists them, and each slice has one under a key of its own: these are in the order of where slices
+begin (saved_tensor_slice_util.cc, ordered_code.cc). What this reader does not know (compressed tables, all of a tensor whose slices are no
+rows, checkpoints of version 1) it leaves to TensorFlow's own.
 
 Every block of the table and every tensor has a checksum (CRC-32C), which is verified before anything of it is used: a file that a disk or
 a copy has damaged is refused, as TensorFlow refuses it.
@@ -18,12 +20,13 @@ saver's restore op calls), and for partitioned variables. Names alone do not do:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import google_crc32c
 import numpy as np
@@ -34,7 +37,7 @@ from msplit.errors import INSTALL_TENSORFLOW, LoadError
 from msplit.formats.endpoints import behind, split_tensor
 from msplit.formats.files import open_regular, read_bytes
 from msplit.formats.model import Model
-from msplit.formats.tensors import dtype_name, fits, numpy_dtype, string_array, varint
+from msplit.formats.tensors import dtype_name, fits, numpy_dtype, stacked, string_array, varint
 from msplit.opset import schema
 from msplit.opset.traits import VARIABLES, ops_with
 
@@ -47,6 +50,8 @@ TABLE_MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
 """Last bytes of a checkpoint's .index file (a LevelDB table)."""
 
 
+_Box = tuple[tuple[int, ...], ...]
+"""A slice of a tensor: on each axis the tensor's size, and where the slice begins and how long it is."""
 _FIX = "copy or export it again; of a training, an earlier checkpoint will do"
 
 
@@ -65,7 +70,8 @@ class Checkpoint:
         self.prefix, where = prefix, f"{prefix}.index"
         self._entries: dict[str, Any] | None = None
         self._shards: dict[int, NDArray[np.uint8]] = {}
-        self._slices: list[tuple[str, Any]] = []
+        self._slices: dict[str, dict[_Box, Any]] = {}
+        self._wholes: WeakValueDictionary[str, NDArray[Any]] = WeakValueDictionary()  # parts are asked for one by one
         # Parts of a variable are read off the whole, one after the other. An empty tensor begins where the next one does.
         self._verified: set[tuple[int, int, int, int]] = set()
         self._tensorflow: Any = None
@@ -87,20 +93,45 @@ class Checkpoint:
     def __contains__(self, key: str) -> bool:
         return key in self._entries if self._entries is not None else bool(self._tensorflow.has_tensor(key))
 
-    def tensor(self, key: str) -> NDArray[Any]:
-        """A tensor. Numbers are read-only views of the mapped file where they are aligned in it.
+    def tensor(self, key: str, part: str = "") -> NDArray[Any]:
+        """A tensor, or a slice of it. Numbers are read-only views of the mapped file where they lie so in it, and are aligned.
+
+        Args:
+            key: Its name.
+            part: The slice, as savers write it: the full shape, then ``start,length`` or ``-`` per dimension; "" for all.
 
         Raises:
             KeyError: The checkpoint does not have it.
-            LoadError: Its bytes are not there, or are not those that were written.
+            LoadError: Its bytes are not there, or are not those that were written, or it has no such slice.
         """
-        if self._entries is None:
+        box = _box_of(part)
+        if (stored := self._slices.get(key, {}).get(box)) is not None:
+            return self._values(key, stored)
+        if (whole := self._wholes.get(key)) is None:
+            self._wholes[key] = whole = self._whole(key)
+        if not part:
+            return whole
+        if whole.shape != tuple(full for full, *_ in box):
+            said = f"{key!r} of the checkpoint, of shape {list(whole.shape)}, has no slice {part!r}"
+            raise LoadError(said, where=str(self.prefix), fix="give the checkpoint of this model")
+        return np.ascontiguousarray(whole[tuple(slice(at, at + size) for _, at, size in box)])
+
+    def _whole(self, key: str) -> NDArray[Any]:
+        """All of a tensor. Slices that are rows are put together here."""
+        entry = None if self._entries is None else self._entries[key]
+        if entry is None or dtype_name(entry.dtype) in _OPAQUE:
             return self._with_tensorflow(key)
-        entry = self._entries[key]
-        name = dtype_name(entry.dtype)
-        if entry.slices or name in _OPAQUE:
-            return self._with_tensorflow(key)
-        shape = tuple(dim.size for dim in entry.shape.dim)
+        if not entry.slices:
+            return self._values(key, entry)
+        shape, parts, whole = _shape(entry), self._slices.get(key, {}), None
+        ends = [at + size for (_, at, size), *_ in parts]
+        inside = {tuple((full, 0, full) for full in shape[1:])}
+        if [*(box[0][1] for box in parts), *shape[:1]] == [0, *ends] and {box[1:] for box in parts} == inside:
+            whole = stacked([self._values(key, one) for one in parts.values()])
+        return self._with_tensorflow(key) if whole is None else whole
+
+    def _values(self, key: str, entry: Any) -> NDArray[Any]:
+        name, shape = dtype_name(entry.dtype), _shape(entry)
         data, lengths = self._content(key, entry)
         if name == "string":
             packed = data.tobytes()
@@ -108,7 +139,7 @@ class Checkpoint:
         dtype = numpy_dtype(name)
         if math.prod(shape) * dtype.itemsize != entry.size:
             raise self._damaged(f"the size of {key!r} does not fit its shape", entry)
-        values = np.frombuffer(data, dtype)
+        values = data.view(dtype)
         return (values if values.flags.aligned else values.copy()).reshape(shape)
 
     def verify(self) -> None:
@@ -117,7 +148,8 @@ class Checkpoint:
         Raises:
             LoadError: One is; the message names it.
         """
-        for key, entry in [*(self._entries or {}).items(), *self._slices]:
+        parts = [(key, part) for key, found in self._slices.items() for part in found.values()]
+        for key, entry in [*(self._entries or {}).items(), *parts]:
             if not entry.slices and dtype_name(entry.dtype) not in _OPAQUE:
                 self._content(key, entry)
 
@@ -130,7 +162,7 @@ class Checkpoint:
         lengths = 0
         if dtype_name(entry.dtype) == "string":
             try:
-                summed, lengths = _summed(data.tobytes(), math.prod(dim.size for dim in entry.shape.dim))
+                summed, lengths = _summed(data.tobytes(), math.prod(_shape(entry)))
             except (IndexError, ValueError, OverflowError):
                 raise self._damaged(f"the checkpoint is damaged: {key!r} is no list of strings", entry) from None
         place = (entry.shard_id, entry.offset, entry.size, entry.crc32c)
@@ -152,7 +184,7 @@ class Checkpoint:
             try:
                 with open_regular(path) as file:
                     size = os.fstat(file.fileno()).st_size
-                    shard = np.memmap(file, dtype=np.uint8, mode="r") if size else np.empty(0, np.uint8)
+                    shard = np.asarray(np.memmap(file, mode="r")) if size else np.empty(0, np.uint8)
             except OSError as error:
                 raise LoadError(
                     f"can not be read: {error.strerror}", where=str(path), fix="copy the whole model"
@@ -167,7 +199,7 @@ class Checkpoint:
             raise LoadError(
                 "the checkpoint is of a kind that only TensorFlow reads, and TensorFlow is not installed",
                 where=str(self.prefix),
-                fix=f"{INSTALL_TENSORFLOW}; compressed tables, tensors in slices and checkpoints of version 1 are of this kind",
+                fix=f"{INSTALL_TENSORFLOW}; compressed tables, tensors in columns and checkpoints of version 1 are of this kind",
             ) from None
         try:
             self._tensorflow = tf.train.load_checkpoint(str(self.prefix))
@@ -180,11 +212,11 @@ class Checkpoint:
         import tensorflow as tf
 
         try:
-            value: NDArray[Any] = self._tensorflow.get_tensor(key)
+            value = self._tensorflow.get_tensor(key)
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
             said = f"{key!r} of the checkpoint can not be read: {error}"
             raise LoadError(said, where=str(self.prefix), fix=_FIX) from None
-        return value
+        return np.asarray(value, object if isinstance(value, bytes) else None)
 
 
 def masked_crc(data: Any) -> int:
@@ -195,8 +227,34 @@ def masked_crc(data: Any) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _entries(data: bytes) -> tuple[dict[str, Any], list[tuple[str, Any]], int]:
-    """BundleEntryProtos by tensor name, those of slices beside the names of their tensors, and the number of shards."""
+def _shape(entry: Any) -> tuple[int, ...]:
+    return tuple(dim.size for dim in entry.shape.dim)
+
+
+def _box_of(part: str) -> _Box:
+    """The slice that a saver's words are; () of other words."""
+    *sizes, ranges = part.split(" ")
+    with contextlib.suppress(ValueError):
+        ends = zip(map(int, sizes), ranges.split(":"), strict=True)
+        box = tuple((full, 0, full) if one == "-" else (full, *map(int, one.split(","))) for full, one in ends)
+        return box if all(0 <= at <= at + size <= full for full, at, size in box) else ()
+    return ()
+
+
+def _boxes(entry: Any) -> list[_Box]:
+    """The slices of a tensor, in the order in which an index has their entries."""
+    ends = sorted(
+        [(axis.start, axis.length if axis.HasField("length") else -1) for axis in one.extent] for one in entry.slices
+    )
+    shape = _shape(entry)
+    return [
+        tuple((full, at, full if size < 0 else size) for full, (at, size) in zip(shape, one, strict=True))
+        for one in ends
+    ]
+
+
+def _entries(data: bytes) -> tuple[dict[str, Any], dict[str, dict[_Box, Any]], int]:
+    """BundleEntryProtos by tensor name, those of slices by tensor name and slice, and the number of shards."""
     if len(data) < _FOOTER or data[-8:] != TABLE_MAGIC:
         raise NotSupported("not a table")
     footer = data[-_FOOTER:]
@@ -204,15 +262,14 @@ def _entries(data: bytes) -> tuple[dict[str, Any], list[tuple[str, Any]], int]:
     _, position = varint(footer, position, _FOOTER)
     index = _block(data, footer, position)
     entries: dict[str, Any] = {}
-    slices: list[tuple[str, Any]] = []
+    slices: dict[str, list[Any]] = {}
     shards = 1
     for _, handle in _pairs(index):
         for key, value in _pairs(_block(data, handle, 0)):
             if key:
                 entry = _message(schema.tensor_bundle_pb2.BundleEntryProto(), value)
-                # Of a slice: the name of its tensor, then numbers. The tensor's own entry tells of it.
-                if key.startswith(b"\0"):
-                    slices.append((key[1:].partition(b"\0\1")[0].decode(), entry))
+                if key.startswith(b"\0"):  # of a slice: the name of its tensor, then numbers
+                    slices.setdefault(key[1:].partition(b"\0\1")[0].decode(), []).append(entry)
                 else:
                     entries[key.decode()] = entry
             else:
@@ -220,7 +277,10 @@ def _entries(data: bytes) -> tuple[dict[str, Any], list[tuple[str, Any]], int]:
                 shards = header.num_shards
                 if header.endianness != 0:
                     raise NotSupported("big-endian")
-    return entries, slices, shards
+    found = {
+        key: dict(zip(_boxes(entries[key]), parts, strict=True)) for key, parts in slices.items() if key in entries
+    }
+    return entries, found, shards
 
 
 def _message(message: Any, data: bytes) -> Any:
@@ -353,7 +413,7 @@ def variables(
     for name in wanted:
         key, part, _ = places[name]
         if key in saved:
-            values[name] = _part(saved.tensor(key), part, name)
+            values[name] = saved.tensor(key, part)
         elif nodes is not None:
             raise LoadError(
                 f"the checkpoint has no value for variable {name!r}",
@@ -510,18 +570,3 @@ def _constant_strings(graph: Graph, node: int) -> list[str]:
     if not isinstance(value, TensorValue) or value.dtype != "string":
         return []
     return [item.decode(errors="replace") for item in value.load().ravel()]
-
-
-def _part(value: NDArray[Any], spec: str, name: str) -> NDArray[Any]:
-    """The slice of a tensor that a saver's spec describes: the full shape, then ``start,length`` or ``-`` per dimension."""
-    if not spec:
-        return value
-    try:
-        *_, ranges = spec.split(" ")
-        slices = []
-        for part in ranges.split(":"):
-            start, _, length = part.partition(",")
-            slices.append(slice(None) if part == "-" else slice(int(start), int(start) + int(length)))
-        return np.ascontiguousarray(value[tuple(slices)])
-    except (ValueError, IndexError):
-        raise LoadError(f"variable {name!r} is saved as a slice that makes no sense: {spec!r}") from None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import mmap
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -210,6 +211,31 @@ def filled(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     filled[: len(values)] = values
     filled[len(values) :] = values[-1]
     return filled.reshape(shape)
+
+
+_copies: weakref.WeakValueDictionary[tuple[Any, ...], NDArray[Any]] = weakref.WeakValueDictionary()
+"""By where their parts lie in mapped files: a model is compiled more than once."""
+
+
+def stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+    """Arrays one below the other: a view of the mapped file in which they follow each other, else a copy; None if their rows differ."""
+    first, roots = parts[0], {id(one.base): one.base for one in parts}
+    if {(one.dtype, one.shape[1:], one.ndim > 0) for one in parts} != {(first.dtype, first.shape[1:], True)}:
+        return None
+    files = [one for one in roots.values() if isinstance(one, np.ndarray) and one.shape == (one.nbytes,)]
+    if len(files) < len(roots) or any(one.flags.writeable for one in files):
+        return np.concatenate(parts)
+    begin, root = first.ctypes.data - files[0].ctypes.data, files[0].ctypes.data
+    ends = [*itertools.accumulate((one.nbytes for one in parts), initial=begin)]
+    follow = [one.ctypes.data - root for one in parts if one.flags.c_contiguous] == ends[:-1]
+    if follow and len(files) == 1:
+        return files[0][begin : ends[-1]].view(first.dtype).reshape(sum(map(len, parts)), *first.shape[1:])
+    places = tuple((one.ctypes.data, one.shape, one.strides, one.dtype) for one in parts)
+    if (whole := _copies.get(places)) is None:
+        _copies[places] = whole = np.concatenate(parts)
+        whole.flags.writeable = False
+        weakref.finalize(whole, bool, parts).atexit = False  # nothing else lies where they do, as long as it is there
+    return whole
 
 
 class NotWireFormat(ValueError):

@@ -17,7 +17,7 @@ from msplit.core.arguments import Precision
 from msplit.engines.base import STEPS, Arrays
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions
-from msplit.engines.table_rows import shareable
+from msplit.engines.table_rows import saving_beside, shareable
 from msplit.engines.tensorflow.engine import REFERENCE
 from msplit.errors import EngineError, OutOfMemory, WrongShape
 from msplit.formats.functions import holds_modules
@@ -257,9 +257,10 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     if not built:
         return
     settings, reference = how.settings, how.reference
-    state = built[0].save_state()
-    if state:
-        state = shareable(stepping.with_scale(built, state, how))
+    begun = built[0].variant.job.state
+    with saving_beside(begun):
+        state = built[0].save_state()
+        state = shareable(stepping.with_scale(built, state, how), begun) if state else state
     computed = computed_in(built[0].variant.job.flat) if how.computed is None else how.computed
     own = {one: _precision(one.variant) for one in built}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -257,8 +258,15 @@ class WithChanges(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._changes:
             return self._found[name]
-        own = self._changes[name]
-        return np.asarray(self._found[own] - np.asarray(self._before[own]))
+        after, before = self._found[self._changes[name]], np.asarray(self._before[self._changes[name]])
+        # Where steps change few rows, most pages of memory that the system gives as zeros are never written to.
+        dtype, flags = np.result_type(after, before), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        found = np.frombuffer(mmap.mmap(-1, max(after.size * dtype.itemsize, 1), flags=flags), dtype, after.size)
+        for at in range(0, after.size, _BLOCK):
+            change = after.reshape(-1)[at : at + _BLOCK] - before.reshape(-1)[at : at + _BLOCK]
+            if change.any():
+                found[at : at + _BLOCK] = change
+        return found.reshape(after.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._found, *self._changes])

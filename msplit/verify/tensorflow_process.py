@@ -25,6 +25,7 @@ from msplit import formats
 from msplit.assignment.model import load
 from msplit.engines.base import Arrays, Engine, Executable, Job, TensorFlowOptions, timed
 from msplit.engines.process import Process, RemoteError, serve, told
+from msplit.engines.table_rows import shareable
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.placed import unplaced
@@ -229,7 +230,8 @@ def _of_checkpoint(flat: FlatGraph, needed: Sequence[str], names: Sequence[str])
         raise
     if not all(name in values for name in needed):
         return None
-    return {name: np.array(values[name]) for name in names if name in values}
+    found = shareable({name: values[name] for name in names if name in values})
+    return {name: np.array(value) if value is values[name] else value for name, value in found.items()}
 
 
 def _of_initializers(flat: FlatGraph, names: tuple[str, ...], op_libraries: Sequence[Path]) -> dict[str, NDArray[Any]]:

@@ -214,6 +214,14 @@ def test_copies_share_the_pages_that_are_equal_and_nothing_else(monkeypatch: pyt
     assert state["table"][8].tobytes() == before[8].tobytes()
     with table_rows.saving_beside(state):
         assert table_rows.saved("table", before).tobytes() == before.tobytes()
+    known = table_rows.shareable({"table": before, "other": before})
+    again = table_rows.shareable({"table": before.copy(), "other": after}, known)
+    assert again["table"] is known["table"]
+    assert again["other"].tobytes() == after.tobytes()
+    known["table"][7] = 5  # its file has the old value
+    with table_rows.saving_beside(table_rows.shareable({"table": known["table"].copy()}, known)):
+        assert table_rows.saved("table", before).tobytes() == before.tobytes()
+    del again, known
     files = {*table_rows._files}
     del state, found
     assert not files & {*table_rows._files}, "its file is closed with it"

@@ -1,3 +1,4 @@
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -5,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from hypothesis import given
+from hypothesis import strategies as st
 
 from msplit import formats
 from msplit.errors import LoadError
-from msplit.formats import bundle
 from msplit.formats.bundle import Checkpoint
 from msplit.formats.model import Model
+from msplit.formats.tensors import stacked
 from msplit.opset.traits import VARIABLES
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
@@ -182,13 +185,81 @@ def test_saver_that_is_not_understood_gives_way_to_names(tmp_path: Path) -> None
     assert len(formats.variables(edited(tmp_path, edit))) == 9
 
 
-def test_slice_that_makes_no_sense() -> None:
-    value = np.arange(12).reshape(3, 4)
-    np.testing.assert_array_equal(bundle._part(value, "", "v"), value)
-    np.testing.assert_array_equal(bundle._part(value, "3 4 1,2:-", "v"), value[1:3])
-    for spec in ("nonsense", "3 4 0,1:0,1:0,1", "3 4 a,b:-"):
-        with pytest.raises(LoadError, match="slice that makes no sense"):
-            bundle._part(value, spec, "v")
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of TensorFlow with variables in parts: rows, the last ones first; columns; rows of half, which its reader refuses."""
+    import tensorflow as tf
+
+    random, prefix = np.random.default_rng(0), tmp_path_factory.mktemp("parts") / "v"
+    cuts = {"rows": [0, 1, 70, 134, 150], "columns": [0, 130, 131, 260], "half": [*range(13)]}
+    shapes = {"rows": (150, 3), "columns": (4, 260), "half": (12, 2)}
+    known = {one: random.standard_normal(shapes[one]).astype("e" if one == "half" else "f") for one in cuts}
+    saved = []
+    for name, array in known.items():
+        for start, end in [*itertools.pairwise(cuts[name])][::-1]:
+            at, spec = (
+                (np.s_[:, start:end], f"-:{start},{end - start}")
+                if name == "columns"
+                else (np.s_[start:end], f"{start},{end - start}:-")
+            )
+            saved.append((name, f"{' '.join(map(str, array.shape))} {spec}", array[at]))
+    names, specs, values = zip(*saved, strict=True)
+    tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=names, shape_and_slices=specs, tensors=values)
+    np.savez(prefix.with_suffix(".npz"), *values, names=names, specs=specs, **known)
+    return prefix
+
+
+@pytest.mark.tf
+def test_slices_are_read_where_they_lie(in_parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, known = Checkpoint(in_parts), np.load(f"{in_parts}.npz")
+    np.testing.assert_array_equal(checkpoint.tensor("columns"), known["columns"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "_whole", None)
+        for number, (name, spec) in enumerate(zip(known["names"], known["specs"], strict=True)):
+            found = checkpoint.tensor(str(name), str(spec))
+            np.testing.assert_array_equal(found, known[f"arr_{number}"])
+            assert found.base is checkpoint._shard(0), "it is a view of the mapped file"
+    for name, part, at in [
+        ("rows", "150 3 69,2:-", np.s_[69:71]),
+        ("rows", "150 3 149,1:1,2", np.s_[149:150, 1:3]),
+        ("rows", "150 3 0,0:-", np.s_[0:0]),
+        ("columns", "4 260 -:1,200", np.s_[:, 1:201]),
+        ("half", "12 2 -:-", np.s_[:]),
+        ("rows", "", np.s_[:]),
+        ("half", "", np.s_[:]),
+    ]:
+        for saved in (checkpoint, Checkpoint(in_parts)):
+            np.testing.assert_array_equal(saved.tensor(name, part), known[name][at])
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize(
+    "part",
+    ["nonsense", "150 3 0,1:0,1:0,1", "150 3 a,b:-", "150 3 -1,2:-", "150 3 149,2:-", "151 3 0,1:-", "150 3 1:-"],
+)
+def test_a_slice_that_makes_no_sense(in_parts: Path, part: str) -> None:
+    with pytest.raises(LoadError, match=r"of shape \[150, 3\], has no slice"):
+        Checkpoint(in_parts).tensor("rows", part)
+
+
+@given(data=st.data())
+def test_arrays_one_below_the_other(data: st.DataObject) -> None:
+    width, dtype = data.draw(st.integers(0, 3)), data.draw(st.sampled_from(["f4", "i1", "f8"]))
+    sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+    count = sum(sizes) * width * np.dtype(dtype).itemsize
+    file = np.frombuffer(np.random.default_rng(0).bytes(count + 8), np.uint8)  # may not be written to
+    file = file[:]
+    ends = np.cumsum([0, *sizes]) * width * np.dtype(dtype).itemsize
+    parts = [
+        file[one : one + size * width * np.dtype(dtype).itemsize].view(dtype).reshape(size, width)
+        for one, size in zip(ends, sizes, strict=False)
+    ]
+    order = data.draw(st.permutations(parts))
+    found = stacked(order)
+    assert found is not None
+    np.testing.assert_array_equal(found, np.concatenate(order))
+    assert stacked([*order, np.zeros((1, width + 1), dtype)]) is None
+    assert stacked([np.zeros((), dtype), *order]) is None
 
 
 def test_restored_tensor_that_goes_nowhere_is_passed_over(tmp_path: Path) -> None:

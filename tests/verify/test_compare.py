@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from msplit.core.arguments import Precision
 from msplit.inputs.make import make_inputs
 from msplit.verify import stepping
-from msplit.verify.compare import best_of, compare, compare_state, computed_in, held_to
+from msplit.verify.compare import WithChanges, best_of, compare, compare_state, computed_in, held_to
 from msplit.verify.tolerances import _moved, least_state_tolerances, output_tolerances, state_tolerances
 from tests.inputs.graphs import flat_of
 
@@ -396,3 +397,20 @@ def test_what_steps_add_is_held_against_what_they_should(wrong):
     assert compare_state(right, right, tolerances, begun).passed
     last_bit = {"w": np.where(step != 0, np.nextafter(right["w"], np.float32(9)), right["w"])}
     assert compare_state(last_bit, right, tolerances, begun).passed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "complex64", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3000, 7)])
+def test_changes_of_variables_are_those_of_all_their_elements(dtype: Any, shape: tuple[int, ...]) -> None:
+    """Also of those that are no numbers; most blocks of a large one are as they were."""
+    before = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    after = before.copy()
+    if before.size > 4:
+        before.flat[:3] = after.flat[:3] = [np.nan, np.inf, -np.inf]
+        after.flat[-1] = 7
+        after.flat[3] = np.nan
+    with np.errstate(all="ignore"):
+        found = WithChanges({"x": after}, {"x": before})["change of x"]
+        wanted = np.asarray(after - before)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found.astype(complex), wanted.astype(complex))

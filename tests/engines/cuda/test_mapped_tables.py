@@ -18,6 +18,7 @@ from msplit.engines.cuda.device.shared_memory import FileTable
 from msplit.engines.cuda.kernels.host_tables import HostTables
 from msplit.errors import EngineError, MsplitError
 from msplit.formats.bundle import Checkpoint
+from msplit.formats.tensors import numpy_dtype
 from tests.engines.cuda.test_table_memory import (
     MEMORY,
     ON_CPU,
@@ -170,3 +171,86 @@ def test_where_a_table_can_not_be_copied_no_values_change(
         for one, wanted in zip(requests(5), before, strict=True):
             np.testing.assert_array_equal(runner.step(one)["out"], wanted)
         assert runner.executable.facts()["host_tables"] == "mapped from files"
+
+
+def in_parts(path: Path, parts: int, strategy: str, dtype: str, *, seed: int = 0) -> Path:
+    """A model of TensorFlow 1 that looks two rows up in a table of several variables; `concat` joins them first."""
+    import tensorflow as tf
+
+    v1, random = tf.compat.v1, np.random.default_rng(seed)
+    with tf.Graph().as_default(), v1.Session() as session, v1.variable_scope("model", use_resource=True):
+        ids = v1.placeholder(tf.int64, [None, 2], name="ids")
+        names = "ids", "out"
+
+        def rows(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
+            return tf.cast(tf.constant(random.integers(-99, 99, shape)), dtype)
+
+        table = v1.get_variable("table", [ROWS + 3, WIDTH], dtype, rows, partitioner=v1.fixed_size_partitioner(parts))
+        if strategy == "concat":
+            whole = tf.convert_to_tensor(table)
+            columns = [tf.gather(whole, ids[:, number]) for number in range(2)]
+        else:
+            given = table if strategy == "div" else [*table]
+            columns = [
+                v1.nn.embedding_lookup(given, ids[:, number], partition_strategy=strategy) for number in range(2)
+            ]
+        out = tf.cast(columns[0], tf.float32) - 2 * tf.cast(columns[1], tf.float32)
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, str(path), {names[0]: ids}, {names[1]: out})
+    return path
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize(
+    ("how", "parts", "strategy", "dtype", "told"),
+    [
+        ("prepare", 5, "concat", "float32", "mapped from files"),
+        ("prepare", 11, "concat", "int8", "copied: no file"),
+        ("prepare", 23, "div", "float16", "mapped from files"),
+        ("pool", 12, "mod", "float32", ""),
+        ("build", 7, "mod", "bfloat16", "mapped from files"),
+    ],
+)
+def test_a_table_of_several_variables_is_one_table_of_a_file(
+    how: str, parts: int, strategy: str, dtype: str, told: str, tmp_path: Path
+) -> None:
+    """Rows of the checkpoint, of `update` with some rows, and of another checkpoint, where a part is in another place of the whole."""
+    model, other = (in_parts(tmp_path / name, parts, strategy, dtype, seed=seed) for seed, name in enumerate("ab"))
+    size = np.dtype(numpy_dtype(dtype)).itemsize
+    options: dict[str, Any] = {"table_memory": (0.1 * ROWS * WIDTH * size + 34_800) / 1e9, **ON_CPU}
+    if how == "build":
+        for one in (model, other):
+            msplit.build(one, tmp_path / f"{one.name}.build", batches=[16], **options)
+    values = {name: np.array(value) for name, value in formats.variables(msplit.load(model).model).items()}
+    one = f"model/table/part_{parts // 2}"
+    ids, rows = np.array([0, len(values[one]) - 1]), np.full((2, WIDTH), 7, values[one].dtype)
+
+    def check(opened: Any) -> None:
+        found = [np.asarray(values[f"model/table/part_{number}"], np.float32) for number in range(parts)]
+        table = np.concatenate(found)
+        if strategy == "mod":
+            table = np.stack([found[at % parts][at // parts] for at in range(len(table))])
+        for part in np.array_split(np.random.default_rng(0).permutation(len(table))[: ROWS // 16 * 16], ROWS // 16):
+            wanted = table[part] - 2 * table[part[::-1]]
+            np.testing.assert_array_equal(
+                opened.step({"ids": np.stack([part, part[::-1]], 1)[:16]})["out"], wanted[:16]
+            )
+
+    with (
+        msplit.open(tmp_path / "a.build")
+        if how == "build"
+        else msplit.prepare(model, batch=16, **options)
+        if how == "prepare"
+        else msplit.pool(model, batches=[16], **options)
+    ) as opened:
+        if told:
+            facts = opened.executable.facts()
+            assert (facts["host_tables"], facts["host_table_bytes"]) == (told, (ROWS + 3) * WIDTH * size)
+        check(opened)
+        if how != "build":
+            opened.update(rows={one: (ids, rows)})
+            values[one][ids] = rows
+            check(opened)
+        opened.update(source=str(tmp_path / "b.build" if how == "build" else other))
+        values = formats.variables(msplit.load(other).model)
+        check(opened)

@@ -17,6 +17,7 @@ from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.program import KernelCall, Program, StateMemory, parts_of
 from msplit.errors import EngineError, InvalidInput
+from msplit.formats.tensors import stacked
 
 LARGEST_FOLDED = 1 << 28
 """Bytes: a constant expression that would grow beyond this (a Fill, a Tile) is computed in the run instead."""
@@ -24,6 +25,8 @@ LARGEST_FOLDED = 1 << 28
 
 def evaluate(op: Op, inputs: list[NDArray[Any]]) -> list[NDArray[Any]] | None:
     """Runs one op on the CPU, on values that are known; None if its results are too large to keep on the host."""
+    if op.op == "ConcatV2" and not inputs[-1].any() and (whole := stacked(inputs[:-1])) is not None:
+        return [whole]  # a view of what is mapped, if that can be
     lowering = table()[op.op]
     static = static_slots(op)
     arguments = [value if slot in static else to_torch(value) for slot, value in enumerate(inputs)]

@@ -31,6 +31,7 @@ from msplit.engines.cuda.passes.embedding import masked_rows
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Mixed, Proof, is_grid, run_length
 from msplit.engines.cuda.passes.pattern import Readers, offered, takes_rows
 from msplit.errors import EngineError
+from msplit.formats.tensors import stacked
 from msplit.opset.traits import DRAWS, GATHERS, SELECT, SPARSE_SEGMENTS, ops_with, traits
 
 
@@ -262,11 +263,11 @@ def fold_partition(graph: OpGraph, stand_ins: dict[Key, StandIn] | None = None) 
     putting the rows back in order (DynamicStitch). With the parts one below the other, row ``new_id`` of part p is row
     ``start[p] + new_id`` of the whole: one gather.
     """
-    told = {} if stand_ins is None else stand_ins
-    return offered(graph, lambda op: _join(graph, op, told))
+    told, made = {} if stand_ins is None else stand_ins, dict[tuple[Key, ...], Key]()
+    return offered(graph, lambda op: _join(graph, op, told, made))
 
 
-def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
+def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn], made: dict[tuple[Key, ...], Key]) -> bool:
     """Makes one lookup of those in the parts of a table; returns whether it could."""
     # Places and ids are sent to the parts alike, each part looks its ids up, and the places, in order, bring the rows together.
     require(stitch.op in _STITCHES)
@@ -278,15 +279,19 @@ def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
     shape = known(graph.shapes.get(ids.inputs[0]))
     require(len(shape) == 1 and ids.inputs[1] == order.inputs[1])
     require(known(graph.constants.get(order.inputs[0])).tolist() == list(range(shape[0])))
-    parts = [op.inputs[0] for op in lookups]
+    parts = tuple(op.inputs[0] for op in lookups)
     tables = [known(_known(graph, key, stand_ins)) for key in parts]
     shapes = [known(one.shape) for one in tables]
     require(all(shapes) and len({shape[1:] for shape in shapes}) == len({one.dtype for one in tables}) == 1)
-    # Row `new_id` of a part is that many rows behind the part's first one in the whole table.
-    dtype = np.dtype(str(ids.attrs.get("T", "int64")))
-    starts = np.cumsum([0, *(shape[0] for shape in shapes[:-1])]).astype(dtype)
+    # Row `new_id` of a part is that many rows behind the part's first one in the whole table, which has them as a saver writes them: by
+    # names such as part_10:0. So it can be a view of the file.
+    dtype, places = np.dtype(str(ids.attrs.get("T", "int64"))), sorted(range(count), key="{}:".format)
+    starts = np.empty(count, dtype)
+    starts[places] = np.cumsum([0, *(shapes[at][0] for at in places[:-1])])
     if stand_ins.keys().isdisjoint(parts):
-        whole = graph.constant(np.concatenate([graph.constants[key] for key in parts]))
+        if parts not in made:
+            made[parts] = graph.constant(known(stacked([graph.constants[parts[at]] for at in places])))
+        whole = made[parts]
     else:
         whole = graph.fresh(), 0
         stand_ins[whole] = StandIn((sum(shape[0] for shape in shapes), *shapes[0][1:]), tables[0].dtype)
