@@ -25,6 +25,7 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache
 from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.memory import Place, lay, layout, lie
 from msplit.engines.cuda.kernels.tiles import power_of_two
 from msplit.engines.table_rows import ROWS, words_of
 from msplit.errors import EngineError
@@ -128,9 +129,6 @@ class Columns:
         del found[-1]
         return found
 
-
-Place = tuple[int, int]
-"""Place of an input: 0 for the shared block or 1 for the extra one, and the distance from its start in bytes."""
 
 KINDS = {torch.int32: 1, torch.int64: 2, torch.float32: 3, torch.float64: 4}
 COPY, WEIGHT = 0, 5
@@ -516,18 +514,18 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     slots = sorted({term.source for segment in spec.segments for term in segment.terms})
     sources = {slot: inputs[slot].contiguous() for slot in slots}
     cache = Device.of(first.device).owned(_made).setdefault(spec, {})
-    shared, places = _lie(sources)
-    tables = cache.get(_key(spec, inputs, _layout(sources, places)))
+    shared, places = lie(sources)
+    tables = cache.get(_key(spec, inputs, layout(sources, places)))
     if tables is None and is_capturing():
         shared, places = None, {}
-        tables = cache.get(_key(spec, inputs, _layout(sources, places)))
+        tables = cache.get(_key(spec, inputs, layout(sources, places)))
     elif tables is None:
         for known in ({}, places):
-            layout = _layout(sources, known)
-            tables = cache[_key(spec, inputs, layout)] = describe(spec, inputs, outputs, layout)
+            found = layout(sources, known)
+            tables = cache[_key(spec, inputs, found)] = describe(spec, inputs, outputs, found)
     if tables is None:
         return False
-    extra = _lay(sources, places)
+    extra = lay(sources, places)
     somewhere = shared if shared is not None else extra
     assert somewhere is not None
     other = extra if extra is not None else somewhere
@@ -556,43 +554,6 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
         num_warps=WARPS,
     )
     return True
-
-
-def _lie(sources: dict[int, Tensor]) -> tuple[Tensor | None, dict[int, Place]]:
-    """The memory that most of the inputs share, from its start, and where in it they lie; nothing where none share any."""
-    blocks: dict[int, list[int]] = {}
-    for slot, tensor in sources.items():
-        blocks.setdefault(tensor.untyped_storage().data_ptr(), []).append(slot)
-    members = max(blocks.values(), key=len)
-    if len(members) < 2:
-        return None, {}
-    storage = sources[members[0]].untyped_storage()
-    block = torch.empty(0, dtype=torch.int8, device=sources[members[0]].device).set_(storage)
-    return block, {slot: (0, sources[slot].storage_offset() * sources[slot].element_size()) for slot in members}
-
-
-def _rest(sources: dict[int, Tensor], places: dict[int, Place]) -> list[int]:
-    """Inputs that do not lie in the shared block, those of large elements first so that all are aligned."""
-    return sorted(
-        (slot for slot in sources if places.get(slot, (1, 0))[0]), key=lambda slot: -sources[slot].element_size()
-    )
-
-
-def _layout(sources: dict[int, Tensor], places: dict[int, Place]) -> dict[int, Place]:
-    """The places of all inputs, given those in the shared block; `_lay` puts the others there."""
-    result, end = dict(places), 0
-    for slot in _rest(sources, places):
-        result[slot] = (1, end)
-        end += sources[slot].numel() * sources[slot].element_size()
-    return result
-
-
-def _lay(sources: dict[int, Tensor], places: dict[int, Place]) -> Tensor | None:
-    """The memory of the inputs that do not share any: that of the only one, or else copies side by side."""
-    flat = [sources[slot].reshape(-1).view(torch.int8) for slot in _rest(sources, places)]
-    if not flat:
-        return None
-    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def _key(spec: Columns, inputs: tuple[Tensor, ...], places: dict[int, Place]) -> tuple[object, ...]:
