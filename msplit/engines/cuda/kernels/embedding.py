@@ -70,6 +70,11 @@ class Term:
     valid_from: int = LOWEST
     weighted: bool = False
 
+    @property
+    def limited(self) -> bool:
+        """True if ids are narrowed, clamped or moved, or some that the table has are left out."""
+        return self.narrow or (self.low, self.high, self.offset) != (LOWEST, HIGHEST, 0) or self.valid_from > 0
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -141,6 +146,8 @@ TILE = 1024
 """Loads of a tile: eight for each of a program's 128 threads, so that registers hold what they bring and what it takes to find it. Each
 brings 16 bytes where rows lie at multiples of that, else an element: all rows of a tile are on their way at once."""
 WARPS = 4
+LOADS = TILE // (32 * WARPS)
+"""Loads of a thread."""
 LEAST_TILE = 256
 MOST_IDS = 64
 MOST_BLOCK = 1024
@@ -161,6 +168,7 @@ class SumTile:
         width: Elements of a row.
         single: True if every column has one term.
         at_once: Elements of 16 bytes where all rows that are read lie at multiples of that; else 1.
+        stored: As many where those that are written lie at multiples of so many in the outputs; else 1.
     """
 
     rows: int = 0
@@ -168,6 +176,7 @@ class SumTile:
     width: int = 1
     single: bool = True
     at_once: int = 1
+    stored: int = 1
 
     def constants(self, ending: str = "") -> dict[str, int]:
         """Constants of the kernel, whose names are those of the fields in capitals, with an ending."""
@@ -249,6 +258,8 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
         first = len(maker.terms)
         columns = [maker.summed(piece) for piece in members]
         tile = tile_of(members, maker.at_once(members, first))
+        if not any(number % tile.at_once for column in columns for number in column[:2]):
+            tile = replace(tile, stored=tile.at_once)
         blocks = [_work(len(segments) + at, piece.segment.rows, tile.rows) for at, piece in enumerate(members)]
         segments += columns
         work += blocks
@@ -258,8 +269,6 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
     vector = maker.vector(plain)
     block = _block(plain)
     blocks = [_work(at, piece.segment.rows, block // piece.width) for at, piece in enumerate(plain)]
-    terms = [term for segment in spec.segments for term in segment.terms]
-    kinds = {inputs[term.source].dtype for term in terms if term.table >= 0 and not term.weighted}
     device = outputs[0].device
 
     def numbers(rows: list[list[int]], width: int) -> Tensor:
@@ -275,19 +284,29 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
         (tiles[0], tiles[1]),
         block,
         vector,
-        {
-            "LONG": torch.int64 in kinds,
-            "FLOAT": torch.float32 in kinds,
-            "DOUBLE": torch.float64 in kinds,
-            "EDGES": bool(maker.starts),
-            "MODULO": any(term.modulo for term in terms),
-            "WEIGHTED": any(term.weighted for term in terms),
-            "SCALED": any(segment.scale is not None for segment in spec.segments),
-            "CACHED": bool(maker.caches),
-            "PACKED": maker.packs,
-        },
+        _flags(spec, inputs, maker),
         tuple(maker.caches.values()),
     )
+
+
+def _flags(spec: Columns, inputs: Sequence[Tensor], maker: _Maker) -> dict[str, int]:
+    """Constants that say what any column needs."""
+    terms = [term for segment in spec.segments for term in segment.terms]
+    kinds = {inputs[term.source].dtype for term in terms if term.table >= 0 and not term.weighted}
+    return {
+        "SHORT": torch.int32 in kinds,
+        "LONG": torch.int64 in kinds,
+        "FLOAT": torch.float32 in kinds,
+        "DOUBLE": torch.float64 in kinds,
+        "EDGES": bool(maker.starts),
+        "MODULO": any(term.modulo for term in terms),
+        "LIMITED": any(term.limited for term in terms),
+        "MEANS": any(segment.combiner != "sum" for segment in spec.segments),
+        "WEIGHTED": any(term.weighted for term in terms),
+        "SCALED": any(segment.scale is not None for segment in spec.segments),
+        "CACHED": bool(maker.caches),
+        "PACKED": maker.packs,
+    }
 
 
 def _pieces(segment: Segment, widest: int) -> list[_Piece]:
@@ -303,7 +322,8 @@ def divide(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     """Summed columns in two parts, which each get a tile of their own, so that the fewest elements of tiles are left empty. Those with most
     ids come first: others have something to do while they wait for the host's memory."""
     pieces = sorted(pieces, key=lambda piece: -piece.ids)
-    shapes = [(power_of_two(piece.width), power_of_two(min(piece.ids, MOST_IDS))) for piece in pieces]
+    most = [LOADS if len(piece.segment.terms) == 1 else MOST_IDS for piece in pieces]
+    shapes = [(power_of_two(one.width), power_of_two(min(one.ids, n))) for one, n in zip(pieces, most, strict=True)]
     work = dict.fromkeys(shapes, 0)
     for shape, piece in zip(shapes, pieces, strict=True):
         work[shape] += piece.segment.rows
@@ -330,13 +350,21 @@ def tile_of(pieces: Sequence[_Piece], at_once: int = 1) -> SumTile:
     """The tile for some summed columns, of which so many elements lie together at multiples of 16 bytes."""
     if not pieces:
         return SumTile()
+
+    def programs(rows: int) -> int:
+        return sum(-(-piece.segment.rows // rows) for piece in pieces)
+
+    single = all(len(piece.segment.terms) == 1 for piece in pieces)
     width = power_of_two(max(piece.width for piece in pieces))
     ids = min(power_of_two(max(piece.ids for piece in pieces)), MOST_IDS, max(TILE * at_once // width, 1))
     rows = max(TILE * at_once // (width * ids), 1)
-    while rows // 2 * width * ids >= LEAST_TILE and sum(-(-piece.segment.rows // rows) for piece in pieces) < PROGRAMS:
+    # Warps that share a row wait for each other: where there are rows enough, each has rows of its own, and some of the ids at a time.
+    while single and ids > LOADS and programs(2 * rows) >= 2 * PROGRAMS:
+        rows, ids = 2 * rows, ids // 2
+    while rows // 2 * width * ids >= LEAST_TILE and programs(rows) < PROGRAMS:
         rows //= 2
     rows = min(rows, power_of_two(max(piece.segment.rows for piece in pieces)))
-    return SumTile(rows, ids, width, all(len(piece.segment.terms) == 1 for piece in pieces), at_once)
+    return SumTile(rows, ids, width, single, at_once)
 
 
 def _block(pieces: Sequence[_Piece]) -> int:
@@ -531,7 +559,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     other = extra if extra is not None else somewhere
     element = torch_dtype(spec.dtype)
     aligned = not any(tensor.data_ptr() % 16 for tensor in (first, somewhere, other))
-    one, two = (tile if aligned else replace(tile, at_once=1) for tile in tables.tiles)
+    one, two = (tile if aligned else replace(tile, at_once=1, stored=1) for tile in tables.tiles)
     launch(_FILL, (sum(tables.programs),))(
         somewhere,
         other,
