@@ -25,6 +25,7 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.host_tables import HostTables, RowCache
 from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.memory import Place, lay, layout, lie
 from msplit.engines.cuda.kernels.tiles import power_of_two
 from msplit.engines.table_rows import ROWS, words_of
 from msplit.errors import EngineError
@@ -68,6 +69,11 @@ class Term:
     offset: int = 0
     valid_from: int = LOWEST
     weighted: bool = False
+
+    @property
+    def limited(self) -> bool:
+        """True if ids are narrowed, clamped or moved, or some that the table has are left out."""
+        return self.narrow or (self.low, self.high, self.offset) != (LOWEST, HIGHEST, 0) or self.valid_from > 0
 
 
 @dataclass(frozen=True)
@@ -129,9 +135,6 @@ class Columns:
         return found
 
 
-Place = tuple[int, int]
-"""Place of an input: 0 for the shared block or 1 for the extra one, and the distance from its start in bytes."""
-
 KINDS = {torch.int32: 1, torch.int64: 2, torch.float32: 3, torch.float64: 4}
 COPY, WEIGHT = 0, 5
 
@@ -143,6 +146,8 @@ TILE = 1024
 """Loads of a tile: eight for each of a program's 128 threads, so that registers hold what they bring and what it takes to find it. Each
 brings 16 bytes where rows lie at multiples of that, else an element: all rows of a tile are on their way at once."""
 WARPS = 4
+LOADS = TILE // (32 * WARPS)
+"""Loads of a thread."""
 LEAST_TILE = 256
 MOST_IDS = 64
 MOST_BLOCK = 1024
@@ -163,6 +168,7 @@ class SumTile:
         width: Elements of a row.
         single: True if every column has one term.
         at_once: Elements of 16 bytes where all rows that are read lie at multiples of that; else 1.
+        stored: As many where those that are written lie at multiples of so many in the outputs; else 1.
     """
 
     rows: int = 0
@@ -170,6 +176,7 @@ class SumTile:
     width: int = 1
     single: bool = True
     at_once: int = 1
+    stored: int = 1
 
     def constants(self, ending: str = "") -> dict[str, int]:
         """Constants of the kernel, whose names are those of the fields in capitals, with an ending."""
@@ -251,6 +258,8 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
         first = len(maker.terms)
         columns = [maker.summed(piece) for piece in members]
         tile = tile_of(members, maker.at_once(members, first))
+        if not any(number % tile.at_once for column in columns for number in column[:2]):
+            tile = replace(tile, stored=tile.at_once)
         blocks = [_work(len(segments) + at, piece.segment.rows, tile.rows) for at, piece in enumerate(members)]
         segments += columns
         work += blocks
@@ -260,8 +269,6 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
     vector = maker.vector(plain)
     block = _block(plain)
     blocks = [_work(at, piece.segment.rows, block // piece.width) for at, piece in enumerate(plain)]
-    terms = [term for segment in spec.segments for term in segment.terms]
-    kinds = {inputs[term.source].dtype for term in terms if term.table >= 0 and not term.weighted}
     device = outputs[0].device
 
     def numbers(rows: list[list[int]], width: int) -> Tensor:
@@ -277,19 +284,29 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
         (tiles[0], tiles[1]),
         block,
         vector,
-        {
-            "LONG": torch.int64 in kinds,
-            "FLOAT": torch.float32 in kinds,
-            "DOUBLE": torch.float64 in kinds,
-            "EDGES": bool(maker.starts),
-            "MODULO": any(term.modulo for term in terms),
-            "WEIGHTED": any(term.weighted for term in terms),
-            "SCALED": any(segment.scale is not None for segment in spec.segments),
-            "CACHED": bool(maker.caches),
-            "PACKED": maker.packs,
-        },
+        _flags(spec, inputs, maker),
         tuple(maker.caches.values()),
     )
+
+
+def _flags(spec: Columns, inputs: Sequence[Tensor], maker: _Maker) -> dict[str, int]:
+    """Constants that say what any column needs."""
+    terms = [term for segment in spec.segments for term in segment.terms]
+    kinds = {inputs[term.source].dtype for term in terms if term.table >= 0 and not term.weighted}
+    return {
+        "SHORT": torch.int32 in kinds,
+        "LONG": torch.int64 in kinds,
+        "FLOAT": torch.float32 in kinds,
+        "DOUBLE": torch.float64 in kinds,
+        "EDGES": bool(maker.starts),
+        "MODULO": any(term.modulo for term in terms),
+        "LIMITED": any(term.limited for term in terms),
+        "MEANS": any(segment.combiner != "sum" for segment in spec.segments),
+        "WEIGHTED": any(term.weighted for term in terms),
+        "SCALED": any(segment.scale is not None for segment in spec.segments),
+        "CACHED": bool(maker.caches),
+        "PACKED": maker.packs,
+    }
 
 
 def _pieces(segment: Segment, widest: int) -> list[_Piece]:
@@ -305,7 +322,8 @@ def divide(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     """Summed columns in two parts, which each get a tile of their own, so that the fewest elements of tiles are left empty. Those with most
     ids come first: others have something to do while they wait for the host's memory."""
     pieces = sorted(pieces, key=lambda piece: -piece.ids)
-    shapes = [(power_of_two(piece.width), power_of_two(min(piece.ids, MOST_IDS))) for piece in pieces]
+    most = [LOADS if len(piece.segment.terms) == 1 else MOST_IDS for piece in pieces]
+    shapes = [(power_of_two(one.width), power_of_two(min(one.ids, n))) for one, n in zip(pieces, most, strict=True)]
     work = dict.fromkeys(shapes, 0)
     for shape, piece in zip(shapes, pieces, strict=True):
         work[shape] += piece.segment.rows
@@ -332,13 +350,21 @@ def tile_of(pieces: Sequence[_Piece], at_once: int = 1) -> SumTile:
     """The tile for some summed columns, of which so many elements lie together at multiples of 16 bytes."""
     if not pieces:
         return SumTile()
+
+    def programs(rows: int) -> int:
+        return sum(-(-piece.segment.rows // rows) for piece in pieces)
+
+    single = all(len(piece.segment.terms) == 1 for piece in pieces)
     width = power_of_two(max(piece.width for piece in pieces))
     ids = min(power_of_two(max(piece.ids for piece in pieces)), MOST_IDS, max(TILE * at_once // width, 1))
     rows = max(TILE * at_once // (width * ids), 1)
-    while rows // 2 * width * ids >= LEAST_TILE and sum(-(-piece.segment.rows // rows) for piece in pieces) < PROGRAMS:
+    # Warps that share a row wait for each other: where there are rows enough, each has rows of its own, and some of the ids at a time.
+    while single and ids > LOADS and programs(2 * rows) >= 2 * PROGRAMS:
+        rows, ids = 2 * rows, ids // 2
+    while rows // 2 * width * ids >= LEAST_TILE and programs(rows) < PROGRAMS:
         rows //= 2
     rows = min(rows, power_of_two(max(piece.segment.rows for piece in pieces)))
-    return SumTile(rows, ids, width, all(len(piece.segment.terms) == 1 for piece in pieces), at_once)
+    return SumTile(rows, ids, width, single, at_once)
 
 
 def _block(pieces: Sequence[_Piece]) -> int:
@@ -516,24 +542,24 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     slots = sorted({term.source for segment in spec.segments for term in segment.terms})
     sources = {slot: inputs[slot].contiguous() for slot in slots}
     cache = Device.of(first.device).owned(_made).setdefault(spec, {})
-    shared, places = _lie(sources)
-    tables = cache.get(_key(spec, inputs, _layout(sources, places)))
+    shared, places = lie(sources)
+    tables = cache.get(_key(spec, inputs, layout(sources, places)))
     if tables is None and is_capturing():
         shared, places = None, {}
-        tables = cache.get(_key(spec, inputs, _layout(sources, places)))
+        tables = cache.get(_key(spec, inputs, layout(sources, places)))
     elif tables is None:
         for known in ({}, places):
-            layout = _layout(sources, known)
-            tables = cache[_key(spec, inputs, layout)] = describe(spec, inputs, outputs, layout)
+            found = layout(sources, known)
+            tables = cache[_key(spec, inputs, found)] = describe(spec, inputs, outputs, found)
     if tables is None:
         return False
-    extra = _lay(sources, places)
+    extra = lay(sources, places)
     somewhere = shared if shared is not None else extra
     assert somewhere is not None
     other = extra if extra is not None else somewhere
     element = torch_dtype(spec.dtype)
     aligned = not any(tensor.data_ptr() % 16 for tensor in (first, somewhere, other))
-    one, two = (tile if aligned else replace(tile, at_once=1) for tile in tables.tiles)
+    one, two = (tile if aligned else replace(tile, at_once=1, stored=1) for tile in tables.tiles)
     launch(_FILL, (sum(tables.programs),))(
         somewhere,
         other,
@@ -556,43 +582,6 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
         num_warps=WARPS,
     )
     return True
-
-
-def _lie(sources: dict[int, Tensor]) -> tuple[Tensor | None, dict[int, Place]]:
-    """The memory that most of the inputs share, from its start, and where in it they lie; nothing where none share any."""
-    blocks: dict[int, list[int]] = {}
-    for slot, tensor in sources.items():
-        blocks.setdefault(tensor.untyped_storage().data_ptr(), []).append(slot)
-    members = max(blocks.values(), key=len)
-    if len(members) < 2:
-        return None, {}
-    storage = sources[members[0]].untyped_storage()
-    block = torch.empty(0, dtype=torch.int8, device=sources[members[0]].device).set_(storage)
-    return block, {slot: (0, sources[slot].storage_offset() * sources[slot].element_size()) for slot in members}
-
-
-def _rest(sources: dict[int, Tensor], places: dict[int, Place]) -> list[int]:
-    """Inputs that do not lie in the shared block, those of large elements first so that all are aligned."""
-    return sorted(
-        (slot for slot in sources if places.get(slot, (1, 0))[0]), key=lambda slot: -sources[slot].element_size()
-    )
-
-
-def _layout(sources: dict[int, Tensor], places: dict[int, Place]) -> dict[int, Place]:
-    """The places of all inputs, given those in the shared block; `_lay` puts the others there."""
-    result, end = dict(places), 0
-    for slot in _rest(sources, places):
-        result[slot] = (1, end)
-        end += sources[slot].numel() * sources[slot].element_size()
-    return result
-
-
-def _lay(sources: dict[int, Tensor], places: dict[int, Place]) -> Tensor | None:
-    """The memory of the inputs that do not share any: that of the only one, or else copies side by side."""
-    flat = [sources[slot].reshape(-1).view(torch.int8) for slot in _rest(sources, places)]
-    if not flat:
-        return None
-    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def _key(spec: Columns, inputs: tuple[Tensor, ...], places: dict[int, Place]) -> tuple[object, ...]:

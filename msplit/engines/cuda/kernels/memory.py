@@ -11,6 +11,8 @@ Gathers in one kernel that a wrong index can not crash. On a GPU.
 PyTorch's gathers assert on the device that every index is in range. A failing assertion ends the CUDA context and with it
 the process's work on the GPU; clamping and masking around them takes several kernels. These kernels write zeros for an
 index that is out of range, which is what TensorFlow's GPU kernel does.
+
+Places of inputs that a kernel finds by their distance from the start of one block of memory, or of two.
 """
 
 from __future__ import annotations
@@ -207,3 +209,44 @@ def grouped_gather(table: Tensor, ids: Tensor, starts: Tensor, sizes: Tensor) ->
         arguments = (as_words(table), ids, starts, sizes, as_words(out), total, ids.shape[1], inner)
         launch(_LOOKUP, grid)(*arguments, BLOCK=_GATHER_BLOCK, WIDE=total >= _WIDE_FROM)
     return out
+
+
+Place = tuple[int, int]
+"""Place of an input: 0 for the shared block or 1 for the extra one, and the distance from its start in bytes."""
+
+
+def lie(sources: dict[int, Tensor]) -> tuple[Tensor | None, dict[int, Place]]:
+    """The memory that most of the inputs share, from its start, and where in it they lie; nothing where none share any."""
+    blocks: dict[int, list[int]] = {}
+    for slot, tensor in sources.items():
+        blocks.setdefault(tensor.untyped_storage().data_ptr(), []).append(slot)
+    members = max(blocks.values(), key=len)
+    if len(members) < 2:
+        return None, {}
+    storage = sources[members[0]].untyped_storage()
+    block = torch.empty(0, dtype=torch.int8, device=sources[members[0]].device).set_(storage)
+    return block, {slot: (0, sources[slot].storage_offset() * sources[slot].element_size()) for slot in members}
+
+
+def _rest(sources: dict[int, Tensor], places: dict[int, Place]) -> list[int]:
+    """Inputs that do not lie in the shared block, those of large elements first so that all are aligned."""
+    return sorted(
+        (slot for slot in sources if places.get(slot, (1, 0))[0]), key=lambda slot: -sources[slot].element_size()
+    )
+
+
+def layout(sources: dict[int, Tensor], places: dict[int, Place]) -> dict[int, Place]:
+    """The places of all inputs, given those in the shared block; `lay` puts the others there."""
+    result, end = dict(places), 0
+    for slot in _rest(sources, places):
+        result[slot] = (1, end)
+        end += sources[slot].numel() * sources[slot].element_size()
+    return result
+
+
+def lay(sources: dict[int, Tensor], places: dict[int, Place]) -> Tensor | None:
+    """The memory of the inputs that do not share any: that of the only one, or else copies side by side."""
+    flat = [sources[slot].reshape(-1).view(torch.int8) for slot in _rest(sources, places)]
+    if not flat:
+        return None
+    return flat[0] if len(flat) == 1 else torch.cat(flat)

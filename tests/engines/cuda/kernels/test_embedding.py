@@ -43,24 +43,26 @@ from triton.compiler import ASTSource, compile
 from triton.language import float32
 from msplit.engines.cuda.kernels.code.columns import fill_columns
 
-known = dict(BLOCK=0, VECTOR=1, ROWS=1, WIDTH=128, SINGLE=True, ROWS2=0, IDS2=1, WIDTH2=1, SINGLE2=True, AT_ONCE2=1, CACHED=True)
-known |= dict(ELEMENT=float32, BYTES=4, OUT_BYTES=4, SUM=float32)
-known |= dict.fromkeys("LONG FLOAT DOUBLE EDGES MODULO WEIGHTED SCALED PACKED".split(), False)
+known = dict(BLOCK=0, VECTOR=1, WIDTH=128, SINGLE=True, ROWS2=0, IDS2=1, WIDTH2=1, SINGLE2=True, AT_ONCE2=1, STORED2=1)
+known |= dict(ELEMENT=float32, BYTES=4, OUT_BYTES=4, SUM=float32, SHORT=True, CACHED=False)
+known |= dict.fromkeys("LONG FLOAT DOUBLE EDGES MODULO LIMITED MEANS WEIGHTED SCALED PACKED".split(), False)
 kinds = dict(shared="*i8", extra="*i8", out="*fp32", work="*i32", boundaries="*fp32", first_programs="i32", second_programs="i32")
 names = fill_columns.arg_names
-for at_once, ids, loads in ((4, 32, 8), (1, 8, 0)):
-    known |= dict(IDS=ids, AT_ONCE=at_once)
+for at_once, rows, ids, cached, loads in ((4, 1, 32, True, 8), (1, 1, 8, True, 0), (4, 4, 8, False, 8)):
+    known |= dict(ROWS=rows, IDS=ids, AT_ONCE=at_once, STORED=at_once, CACHED=cached)
     signature = {name: "constexpr" if name in known else kinds.get(name, "*i64") for name in names}
     constants = {(names.index(name),): value for name, value in known.items()}
     source = ASTSource(fill_columns, signature, constants, {(place,): [["tt.divisibility", 16]] for place in range(8)})
     found = compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     assert found.count("ld.global.v4.b32") == loads, found
+    if rows > 1:  # each warp has rows of its own
+        assert found.count("st.global.v4.b32") == 1 and "shared" not in found, found
 """
 
 
 @pytest.mark.needs_triton
 def test_rows_at_multiples_of_16_bytes_are_loaded_by_so_many():
-    """What is compiled for a GPU: each thread has eight such loads on their way at once."""
+    """What is compiled for a GPU: eight such loads for each thread, and no word between warps where rows are many."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     subprocess.run(
         [sys.executable, "-c", SCRIPT], env={**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"}, check=True

@@ -117,6 +117,26 @@ def test_a_sum_loads_16_bytes_at_once_where_all_rows_lie_at_multiples(dtype, wid
     assert tables.tiles[0].constants()["AT_ONCE"] == at_once
 
 
+@pytest.mark.parametrize(
+    ("rows", "counts", "start", "tiles"),
+    [
+        (256, [64] * 26, 0, [(4, 8, 4)]),
+        (16, [64, 64], 0, [(1, 32, 4)]),  # too few rows for all processors: all ids at once
+        (2048, [100, 27, 9, 3, 3, 2], 0, [(4, 8, 4), (8, 4, 4)]),
+        (256, [64] * 26, 1, [(4, 8, 1)]),  # no sum begins at a multiple of 16 bytes in the output
+    ],
+)
+def test_warps_have_rows_of_their_own_where_there_are_enough(rows, counts, start, tiles):
+    inputs = [torch.zeros(rows, 100, dtype=torch.int32), torch.zeros(10, 128)]
+    total = 128 * len(counts) + 4
+    bags = [
+        Segment(0, 128 * at + start, total, rows, 128, (Term(0, 1, step=100, count=count),))
+        for at, count in enumerate(counts)
+    ]
+    found = shapes(Columns(tuple(bags), ((rows, total),), "float32"), inputs).tiles
+    assert [(one.rows, one.ids, one.stored) for one in found if one.rows] == tiles
+
+
 def test_programs_that_take_longest_come_first():
     inputs = [torch.zeros(1024, 100, dtype=torch.int32), torch.zeros(10, 128)]
     bags = [

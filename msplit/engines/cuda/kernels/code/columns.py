@@ -4,9 +4,8 @@ One launch, in which programs do one of three things, told apart by their number
 
 * of *plain* columns, one row of a table or of a tensor per row, some hundred elements each, whatever the column's width is: no lane is
   lost to a width that is no power of two, and where everything lies at multiples of 16 bytes so much moves at once;
-* of columns that *sum*, or that find their ids by bisection or modulo, a tile of rows, of ids per row and of columns. All ids of a tile
-  are loaded at once and then all their rows: such a column takes the latency of one chain of four or five loads, where a loop over the ids
-  would take as many chains. Columns of two shapes can have tiles of two shapes.
+* of columns that *sum*, or that find their ids by bisection or modulo, a tile of rows, of ids per row and of columns: all ids of a tile
+  are loaded at once and then all their rows, in one chain of four or five loads. Columns of two shapes can have tiles of two shapes.
 
 All that differs from column to column comes from tables in device memory (`embedding` makes them): one compiled kernel serves any mixture.
 Lookup tables are found by their addresses; ids and copied rows lie in at most two blocks of memory, and are found by their distance from
@@ -145,11 +144,69 @@ def _plain(  # type: ignore[no-untyped-def]
         _count(column + 18, tl.zeros([1], tl.int64) + tl.sum(tl.where(left == 0, seen, 0), 0), 0)
 
 
+@triton.jit
+def _term(term):  # type: ignore[no-untyped-def]
+    """Numbers of terms: kind, distance, table, size, stride, count, and where the source lies."""
+    kind, distance, table, size = tl.load(term), tl.load(term + 1), tl.load(term + 2), tl.load(term + 3)
+    return kind, distance, table, size, tl.load(term + 4), tl.load(term + 5), tl.load(term + 15)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _ids(  # type: ignore[no-untyped-def]
+    term, kind, base, place, active, boundaries, halvings, SHORT: tl.constexpr, LONG: tl.constexpr, FLOAT: tl.constexpr,
+    DOUBLE: tl.constexpr, EDGES: tl.constexpr, MODULO: tl.constexpr, LIMITED: tl.constexpr, MEANS: tl.constexpr,
+):  # fmt: skip
+    """Ids at places of sources, or 0, and which of them count."""
+    index = tl.zeros(place.shape, tl.int64)
+    if SHORT:
+        short = tl.load((base + place * 4).to(tl.pointer_type(tl.int32)), mask=active & (kind == 1), other=0)
+        index += short.to(tl.int64)
+    if LONG:
+        long = tl.load((base + place * 8).to(tl.pointer_type(tl.int64)), mask=active & (kind == 2), other=0)
+        if LIMITED:
+            long = tl.where(tl.load(term + 9) != 0, long.to(tl.int32).to(tl.int64), long)
+        index += long  # one of the two is 0
+    # All ids are on their way before the first is waited for: the compiler would load one after the other.
+    tl.debug_barrier()
+    if EDGES:
+        value = index.to(tl.float32).to(tl.float64)
+        if FLOAT:
+            single = tl.load((base + place * 4).to(tl.pointer_type(tl.float32)), mask=active & (kind == 3), other=0)
+            value = tl.where(kind == 3, single.to(tl.float64), value)
+        if DOUBLE:
+            double = tl.load((base + place * 8).to(tl.pointer_type(tl.float64)), mask=active & (kind == 4), other=0)
+            value = tl.where(kind == 4, double, value)
+        # How many boundaries are not above the value, by halves. A NaN is above them all, as in C++'s upper_bound.
+        edges = boundaries + tl.load(term + 6)
+        edge_count = tl.load(term + 7).to(tl.int32)
+        lowest = tl.zeros(place.shape, tl.int32)
+        highest = tl.zeros(place.shape, tl.int32) + tl.maximum(edge_count, 0)
+        for _ in range(halvings):
+            undecided = active & (lowest < highest)
+            middle = (lowest + highest) // 2
+            edge = tl.load(edges + middle, mask=undecided, other=0).to(tl.float64)
+            above = edge > value
+            lowest = tl.where(undecided & (above == 0), middle + 1, lowest)
+            highest = tl.where(undecided & above, middle, highest)
+        index = tl.where(edge_count >= 0, lowest.to(tl.int64), index)
+    if MODULO:
+        modulo = tl.load(term + 10)
+        rest = index % tl.maximum(modulo, 1)  # has the sign of the dividend
+        rest = tl.where(rest < 0, rest + modulo, rest)
+        index = tl.where(modulo > 0, rest, index)
+    if LIMITED:
+        index = tl.minimum(tl.maximum(index, tl.load(term + 11)), tl.load(term + 12)) + tl.load(term + 13)
+    if LIMITED or MEANS:
+        active = active & (index >= tl.load(term + 14))
+    return index, active
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _summed(  # type: ignore[no-untyped-def]
     shared, extra, out, work, segments, terms, boundaries, ROWS: tl.constexpr, IDS: tl.constexpr, WIDTH: tl.constexpr,
-    SINGLE: tl.constexpr, AT_ONCE: tl.constexpr, ELEMENT: tl.constexpr, BYTES: tl.constexpr, SUM: tl.constexpr,
-    LONG: tl.constexpr, FLOAT: tl.constexpr, DOUBLE: tl.constexpr, EDGES: tl.constexpr, MODULO: tl.constexpr,
+    SINGLE: tl.constexpr, AT_ONCE: tl.constexpr, STORED: tl.constexpr, ELEMENT: tl.constexpr, BYTES: tl.constexpr,
+    OUT_BYTES: tl.constexpr, SUM: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr, FLOAT: tl.constexpr,
+    DOUBLE: tl.constexpr, EDGES: tl.constexpr, MODULO: tl.constexpr, LIMITED: tl.constexpr, MEANS: tl.constexpr,
     WEIGHTED: tl.constexpr, SCALED: tl.constexpr, CACHED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     segment = segments + tl.load(work).to(tl.int64) * 12
@@ -160,7 +217,6 @@ def _summed(  # type: ignore[no-untyped-def]
     width = tl.load(segment + 3).to(tl.int32)
     first_term = tl.load(segment + 4)
     term_count = tl.load(segment + 5).to(tl.int32)
-    combiner = tl.load(segment + 6)
     most = tl.load(segment + 7).to(tl.int32)
     halvings = tl.load(segment + 8).to(tl.int32)
     pitch = tl.load(segment + 9)
@@ -169,74 +225,38 @@ def _summed(  # type: ignore[no-untyped-def]
     row = row.to(tl.int64)
     column = tl.arange(0, WIDTH)
     total = tl.zeros([ROWS, WIDTH], SUM)
-    counted = tl.zeros([ROWS], tl.float32)
+    counted = tl.zeros([ROWS, 1], tl.float32)
     seen = tl.zeros([ROWS, IDS], tl.int64)
+    if SINGLE:  # its numbers are loaded once
+        term = terms + (first_term * 24 + tl.zeros([1, 1], tl.int64))
+        kind, distance, table, size, stride, count, other = _term(term)
     for begin in range(0, term_count * most, IDS):
         slot = begin + tl.arange(0, IDS)[None, :]
-        number = slot // most
-        nth = (slot - number * most).to(tl.int64)
-        exists = number < term_count
         if SINGLE:
-            term = terms + (first_term * 24 + tl.zeros([1, 1], tl.int64))
+            nth = slot.to(tl.int64)
+            active = here[:, None] & (nth < count)
         else:
+            number = slot // most
+            nth = (slot - number * most).to(tl.int64)
             term = terms + (first_term + tl.minimum(number, term_count - 1)) * 24
-        kind = tl.load(term)
-        distance = tl.load(term + 1)
-        table = tl.load(term + 2)
-        size = tl.load(term + 3)
-        stride = tl.load(term + 4)
-        count = tl.load(term + 5)
-        low = tl.load(term + 11)
-        high = tl.load(term + 12)
-        offset = tl.load(term + 13)
-        valid_from = tl.load(term + 14)
-        other = tl.load(term + 15)
+            kind, distance, table, size, stride, count, other = _term(term)
+            active = here[:, None] & (number < term_count) & (nth < count)
         base = tl.where(other != 0, extra.to(tl.int64), shared.to(tl.int64)) + distance
-        active = here[:, None] & exists & (nth < count)
         place = row[:, None] * stride + nth
-        index = tl.load((base + place * 4).to(tl.pointer_type(tl.int32)), mask=active & (kind == 1), other=0).to(
-            tl.int64
-        )
-        if LONG:
-            long = tl.load((base + place * 8).to(tl.pointer_type(tl.int64)), mask=active & (kind == 2), other=0)
-            long = tl.where(tl.load(term + 9) != 0, long.to(tl.int32).to(tl.int64), long)
-            index = tl.where(kind == 2, long, index)
-        if EDGES:
-            value = index.to(tl.float32).to(tl.float64)
-            if FLOAT:
-                single = tl.load((base + place * 4).to(tl.pointer_type(tl.float32)), mask=active & (kind == 3), other=0)
-                value = tl.where(kind == 3, single.to(tl.float64), value)
-            if DOUBLE:
-                double = tl.load((base + place * 8).to(tl.pointer_type(tl.float64)), mask=active & (kind == 4), other=0)
-                value = tl.where(kind == 4, double, value)
-            # How many boundaries are not above the value, by halves. A NaN is above them all, as in C++'s upper_bound.
-            edges = boundaries + tl.load(term + 6)
-            edge_count = tl.load(term + 7).to(tl.int32)
-            lowest = tl.zeros([ROWS, IDS], tl.int32)
-            highest = tl.zeros([ROWS, IDS], tl.int32) + tl.maximum(edge_count, 0)
-            for _ in range(halvings):
-                undecided = active & (lowest < highest)
-                middle = (lowest + highest) // 2
-                edge = tl.load(edges + middle, mask=undecided, other=0).to(tl.float64)
-                above = edge > value
-                lowest = tl.where(undecided & (above == 0), middle + 1, lowest)
-                highest = tl.where(undecided & above, middle, highest)
-            index = tl.where(edge_count >= 0, lowest.to(tl.int64), index)
-        if MODULO:
-            modulo = tl.load(term + 10)
-            rest = index % tl.maximum(modulo, 1)  # has the sign of the dividend
-            rest = tl.where(rest < 0, rest + modulo, rest)
-            index = tl.where(modulo > 0, rest, index)
-        index = tl.minimum(tl.maximum(index, low), high) + offset
-        valid = active & ((kind == 0) | (index >= valid_from))
-        counted += tl.sum(valid.to(tl.float32), 1)
-        copied = kind == 0
-        read = valid & (copied | ((index >= 0) & (index < size)))
+        index, valid = _ids(
+            term, kind, base, place, active, boundaries, halvings, SHORT, LONG, FLOAT, DOUBLE, EDGES, MODULO, LIMITED, MEANS
+        )  # fmt: skip
+        if MEANS:
+            counted += tl.sum(valid[:, :, None].to(tl.float32), 1)
+        read = valid & (index.to(tl.uint64) < size.to(tl.uint64))
         bytes_of_row = pitch * BYTES + tl.zeros([1, IDS], tl.int64)
         if PACKED:
             scale_at = tl.load(term + 23)
             bytes_of_row = tl.where(scale_at != 0, scale_at + 4, bytes_of_row)
-        address = tl.where(copied, base + place * BYTES, table + index * bytes_of_row)
+        address = table + index * bytes_of_row
+        if not SINGLE:  # a row that is copied, and nothing else, is a plain column
+            read = read | (valid & (kind == 0))
+            address = tl.where(kind == 0, base + place * BYTES, address)
         if CACHED:
             address, new = _in_cache(term + 16, index, row[:, None] * count + nth, read, address, bytes_of_row)
             if SINGLE:
@@ -263,16 +283,22 @@ def _summed(  # type: ignore[no-untyped-def]
             weight = tl.load(given, mask=active & (kind == 5), other=1).to(SUM)
             values = (values * weight[:, :, None]).to(ELEMENT).to(SUM)
         total += tl.sum(values, 1)
-    if combiner != 0:
+    if MEANS:
         divisor = tl.maximum(counted, 1.0)
+        combiner = tl.load(segment + 6)
         if combiner == 2:
             divisor = tl.sqrt(divisor)
-        total = (total / divisor[:, None]).to(SUM)
+        if combiner != 0:
+            total = (total / divisor).to(SUM)
     if SCALED:
         scale = tl.load(segment + 11).to(tl.float64, bitcast=True).to(SUM)
         total = total.to(ELEMENT).to(SUM) * scale
     target = out + start + (row * step)[:, None] + column[None, :]
-    tl.store(target, total.to(ELEMENT).to(out.dtype.element_ty), mask=here[:, None] & (column < width)[None, :])
+    inside = here[:, None] & (column < width)[None, :]
+    if STORED > 1:
+        target = tl.max_contiguous(tl.multiple_of(target, [1, STORED * OUT_BYTES]), [1, STORED])
+        inside = tl.max_constancy(inside, [1, STORED])
+    tl.store(target, total.to(ELEMENT).to(out.dtype.element_ty), mask=inside)
     if CACHED and SINGLE:
         entry = terms + (first_term * 24 + 16 + tl.zeros([1], tl.int64))
         _count(entry, tl.zeros([1], tl.int64) + tl.sum(tl.sum(seen, 1), 0), 0)
@@ -282,19 +308,22 @@ def _summed(  # type: ignore[no-untyped-def]
 def fill_columns(  # type: ignore[no-untyped-def]
     shared, extra, out, work, plain, segments, terms, boundaries, first_programs, second_programs, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr, ROWS: tl.constexpr, IDS: tl.constexpr, WIDTH: tl.constexpr, SINGLE: tl.constexpr,
-    AT_ONCE: tl.constexpr, ROWS2: tl.constexpr, IDS2: tl.constexpr, WIDTH2: tl.constexpr, SINGLE2: tl.constexpr,
-    AT_ONCE2: tl.constexpr, ELEMENT: tl.constexpr, BYTES: tl.constexpr, OUT_BYTES: tl.constexpr, SUM: tl.constexpr,
-    LONG: tl.constexpr, FLOAT: tl.constexpr, DOUBLE: tl.constexpr, EDGES: tl.constexpr, MODULO: tl.constexpr,
-    WEIGHTED: tl.constexpr, SCALED: tl.constexpr, CACHED: tl.constexpr, PACKED: tl.constexpr,
+    AT_ONCE: tl.constexpr, STORED: tl.constexpr, ROWS2: tl.constexpr, IDS2: tl.constexpr, WIDTH2: tl.constexpr, SINGLE2: tl.constexpr,
+    AT_ONCE2: tl.constexpr, STORED2: tl.constexpr, ELEMENT: tl.constexpr, BYTES: tl.constexpr, OUT_BYTES: tl.constexpr, SUM: tl.constexpr,
+    SHORT: tl.constexpr, LONG: tl.constexpr, FLOAT: tl.constexpr, DOUBLE: tl.constexpr, EDGES: tl.constexpr,
+    MODULO: tl.constexpr, LIMITED: tl.constexpr, MEANS: tl.constexpr, WEIGHTED: tl.constexpr, SCALED: tl.constexpr,
+    CACHED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """See the module and `embedding.Tables`, whose fields the arguments are.
 
     The first programs do tiles of the first shape (ROWS is 0 where there are none), the second ones those of the second, and the rest
     plain columns (BLOCK is 0 where there are none). AT_ONCE: elements of 16 bytes where all rows of a tile begin at multiples of that, so
     that a load brings them; else 1. ELEMENT, BYTES: of what is read, and summed in the type SUM. OUT_BYTES: of an element
-    of the outputs. LONG, FLOAT, DOUBLE, EDGES, MODULO: whether any ids are int64, any values float32 or float64, and whether any term has
-    boundaries or a modulo. WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number. CACHED, PACKED: whether
-    any table has a cache, or rows that are packed: 1 as int8, 2 as bf16.
+    of the outputs. STORED: AT_ONCE where sums lie at multiples of it in the outputs, too; else 1. SHORT, LONG, FLOAT, DOUBLE, EDGES,
+    MODULO: whether any ids are int32 or int64, any values float32 or float64, and whether any term has boundaries or a modulo. LIMITED,
+    MEANS: whether any ids are narrowed, clamped, moved or left out, and whether any combiner is not the sum. WEIGHTED, SCALED: whether
+    anything is multiplied by values of its own, or by a number. CACHED, PACKED: whether any table has a cache, or rows that are packed: 1
+    as int8, 2 as bf16.
     """
     program = tl.program_id(0)
     mine = work + program.to(tl.int64) * 2
@@ -302,15 +331,15 @@ def fill_columns(  # type: ignore[no-untyped-def]
         if ROWS > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS, IDS, WIDTH, SINGLE, AT_ONCE, ELEMENT, BYTES, SUM,
-                LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED, PACKED,
+                ROWS, IDS, WIDTH, SINGLE, AT_ONCE, STORED, ELEMENT, BYTES, OUT_BYTES, SUM,
+                SHORT, LONG, FLOAT, DOUBLE, EDGES, MODULO, LIMITED, MEANS, WEIGHTED, SCALED, CACHED, PACKED,
             )  # fmt: skip
     elif program < first_programs + second_programs:
         if ROWS2 > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS2, IDS2, WIDTH2, SINGLE2, AT_ONCE2, ELEMENT, BYTES, SUM,
-                LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED, CACHED, PACKED,
+                ROWS2, IDS2, WIDTH2, SINGLE2, AT_ONCE2, STORED2, ELEMENT, BYTES, OUT_BYTES, SUM,
+                SHORT, LONG, FLOAT, DOUBLE, EDGES, MODULO, LIMITED, MEANS, WEIGHTED, SCALED, CACHED, PACKED,
             )  # fmt: skip
     else:
         if BLOCK > 0:

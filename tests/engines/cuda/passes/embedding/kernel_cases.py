@@ -46,7 +46,7 @@ def spec_of(chance: np.random.Generator, dtype: str, some_rows: list[int]) -> tu
                 inputs.append(torch.from_numpy(chance.standard_normal((3, width))).to(torch.float32))
                 terms.append(Term(len(inputs) - 2, len(inputs) - 1, first=1, step=3, low=2, high=2, weighted=True))
                 continue
-            count = int(chance.choice([1, 1, 2, 7]))
+            count = int(chance.choice([1, 1, 2, 7, 20]))
             size = int(chance.choice([1, 5, 100]))
             kind = str(chance.choice(list(kinds)))
             edges = None
