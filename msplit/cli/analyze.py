@@ -261,7 +261,13 @@ class Places:
 @options.format_option
 @together
 def assign_command(
-    model: Path, choice: options.Choice, rules: Rules, asked: Asked, places: Places, work: options.Work, style: str
+    model: Path,
+    choice: options.Choice,
+    rules: Rules,
+    asked: Asked,
+    places: Places,
+    work: options.Work,
+    style: str,
 ) -> None:
     """Assign a stream id to every node of MODEL by rules. Only `_stream_id` changes.
 

@@ -43,7 +43,12 @@ class ChoosesKernels(Protocol):
     """Chooses kernels and their streams together. It lies above the rules: it lowers the graph, which runs it once."""
 
     def __call__(
-        self, streams: int, *, tied: Ints, candidates: Sequence[str] | None = None, wait_us: float | None = None
+        self,
+        streams: int,
+        *,
+        tied: Ints,
+        candidates: Sequence[str] | None = None,
+        wait_us: float | None = None,
     ) -> KernelStreams | Remark:
         """The best kernels on their best streams; a remark where plain kernels are the best, or it can not be told.
 

@@ -385,7 +385,12 @@ class Chooser:
         self.chosen: Chosen | None = None
 
     def __call__(
-        self, streams: int, *, tied: Ints, candidates: Sequence[str] | None = None, wait_us: float | None = None
+        self,
+        streams: int,
+        *,
+        tied: Ints,
+        candidates: Sequence[str] | None = None,
+        wait_us: float | None = None,
     ) -> KernelStreams | Remark:
         """Choose kernels, as `rules.base.ChoosesKernels` says."""
         self.tried = self.chosen = None

@@ -285,7 +285,13 @@ def nasnet_mobile(seed: int, *, image: int = 224, classes: int = 1000, batch: in
 
 
 def _application(
-    name: str, function: str, seed: int, image: int, classes: int, batch: int | None, gain: float = RELU_GAIN
+    name: str,
+    function: str,
+    seed: int,
+    image: int,
+    classes: int,
+    batch: int | None,
+    gain: float = RELU_GAIN,
 ) -> Sample:
     import keras
 

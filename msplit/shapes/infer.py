@@ -26,7 +26,17 @@ from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.formats.endpoints import behind
 from msplit.formats.tensors import fits
 from msplit.opset.traits import ADD, ENTER, MERGE, PLACEHOLDERS
-from msplit.shapes.registry import MAX_SIZE, Shape, Sizes, Value, join, known, merge, plain_shape, shape_text
+from msplit.shapes.registry import (
+    MAX_SIZE,
+    Shape,
+    Sizes,
+    Value,
+    join,
+    known,
+    merge,
+    plain_shape,
+    shape_text,
+)
 from msplit.shapes.result import InferenceState, Result, Shapes, key_of
 from msplit.shapes.values import FILLED, missing
 from msplit.shapes.walk import run

@@ -474,7 +474,10 @@ class Rows:
 
 
 def independent_rows(
-    flat: FlatGraph, *, batch: int | None = None, shapes: Mapping[str, tuple[int | None, ...]] | None = None
+    flat: FlatGraph,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int | None, ...]] | None = None,
 ) -> Rows:
     """Proves for each output of a model that its rows depend on the same rows of the inputs alone.
 
@@ -504,7 +507,10 @@ def independent_rows(
 
 
 def walked(
-    flat: FlatGraph, batch: int | None, shapes: Mapping[str, tuple[int | None, ...]], fixed: Iterable[str] = ()
+    flat: FlatGraph,
+    batch: int | None,
+    shapes: Mapping[str, tuple[int | None, ...]],
+    fixed: Iterable[str] = (),
 ) -> tuple[RowPass, dict[str, int]]:
     """The states of all tensors, and of each input how many entries belong to a row; see `independent_rows`.
 

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from msplit.analysis.rows.walk import Rows, independent_rows
 from msplit.engines.base import Job
 from msplit.engines.cuda.frontend.functionalize import Raised, raise_control
-from msplit.engines.cuda.frontend.partition import Partition, by_op, divide, missing_by_op, unknown_effects, wanted
+from msplit.engines.cuda.frontend.partition import (
+    Partition,
+    by_op,
+    divide,
+    missing_by_op,
+    unknown_effects,
+    wanted,
+)
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, reachable
 from msplit.engines.cuda.ir.lowering import listed

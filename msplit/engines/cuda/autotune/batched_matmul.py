@@ -20,7 +20,7 @@ from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Family, Tuner, cop
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, extent, to_tf32
 from msplit.engines.cuda.kernels import matmul as kernel
-from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA, NUMBERS, activate, in_library
+from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA, NUMBERS, activate
 from msplit.engines.cuda.kernels.matmul import Gemm, Layer
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.kernels.toolchain import can_compile
@@ -267,8 +267,8 @@ def by_wide_product(work: Gemm) -> Tensor:
         result = _activated(work, torch.mm(layer.x, wide))
     else:
         bias = layer.bias.expand(members, -1).reshape(-1)
-        if in_library(layer.x, work.activation):
-            result = torch._addmm_activation(bias, layer.x, wide, use_gelu=IN_LIBRARY[work.activation])
+        if work.activation in IN_LIBRARY:
+            result = torch._addmm_activation(bias, layer.x, wide, use_gelu=True)
         else:
             result = _activated(work, torch.addmm(bias, layer.x, wide))
     return result.view(len(layer.x), members, columns).permute(1, 0, 2)

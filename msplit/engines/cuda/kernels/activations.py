@@ -50,23 +50,9 @@ NUMBERS = {"": 0, **{name: one.number for name, one in ACTIVATIONS.items() if on
 IN_CONVOLUTIONS = {"": 0, **{name: one.number for name, one in ACTIVATIONS.items() if one.convolves}}
 """Those that our own kernels of convolutions have."""
 
-IN_LIBRARY = {"Relu": False, "GeluApproximate": True}
-"""Those that cuBLASLt has behind a product with a bias: name -> `use_gelu` of `torch._addmm_activation`."""
-
-
-def relu_keeps_nan(data: Tensor, *, tf32: bool) -> bool:
-    """Returns whether libraries' ReLU behind a product or a convolution leaves NaN alone.
-
-    On tensor cores it makes 0 of NaN: in TF32 cuBLASLt's in every product that was tried, in half precision in some; cuDNN's in some
-    convolutions (CUDA 13.0, cuDNN 9.14, H200).
-    """
-    return data.dtype == torch.float32 and not tf32
-
-
-def in_library(data: Tensor, activation: str) -> bool:
-    """Returns whether cuBLASLt applies an activation behind a product of these data and a bias, as TensorFlow's op does."""
-    keeps = activation != "Relu" or relu_keeps_nan(data, tf32=torch.backends.cuda.matmul.allow_tf32)
-    return activation in IN_LIBRARY and keeps and data.is_cuda
+IN_LIBRARY = frozenset({"GeluApproximate"})
+"""Those that cuBLASLt applies behind a product with a bias, as TensorFlow's op does. Not ReLU: on tensor cores it makes 0 of NaN, in TF32
+behind every product that was tried, and cuDNN's does so behind some convolutions (CUDA 13.0, cuDNN 9.14, H200)."""
 
 
 class Epilogue(NamedTuple):

@@ -48,7 +48,6 @@ from msplit.engines.cuda.kernels.activations import (
     NUMBERS,
     Epilogue,
     activate,
-    relu_keeps_nan,
 )
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.shape import integers
@@ -130,7 +129,7 @@ def convolve(
 ) -> Tensor:
     """A convolution with what libraries fuse behind it: ``activation(convolution + bias + side)``, and in front of it.
 
-    One kernel on a GPU where cuDNN has the fusion, the same arithmetic step by step elsewhere.
+    One kernel on a GPU where an engine chose one of ours, step by step elsewhere.
 
     Args:
         node: Holds strides, padding, dilations and data_format; its op says whether each channel is convolved by itself.
@@ -160,22 +159,14 @@ def convolve(
         data, padding, skips = _pad(data, frames)
 
     data, weight = _of_one_channel(data, weight)
-    if activation == "Relu" and _has_fused_kernel(data, bias, groups):
-        if side is None:
-            result = torch.cudnn_convolution_relu(data, weight, bias, strides, padding, dilations, groups)
-        else:
-            side = to_channels_first(node, side)
-            result = torch.cudnn_convolution_add_relu(
-                data, weight, side, 1.0, bias, strides, padding, dilations, groups
-            )
-    else:  # no library does more than the bias in the same kernel
-        result = _CONVOLVE[len(frames)](data, weight, bias, strides, padding, dilations, groups)
-        if side is not None:
-            result = result + to_channels_first(node, side)
-        if activation == "Relu":
-            result = result.relu_()
-        elif activation:
-            result = activate(activation, node.get("leakyrelu_alpha", LEAKY_ALPHA))(result)
+    # No library is right with more than the bias in the same kernel: see `activations.IN_LIBRARY`.
+    result = _CONVOLVE[len(frames)](data, weight, bias, strides, padding, dilations, groups)
+    if side is not None:
+        result = result + to_channels_first(node, side)
+    if activation == "Relu":
+        result = result.relu_()
+    elif activation:
+        result = activate(activation, node.get("leakyrelu_alpha", LEAKY_ALPHA))(result)
     # What was made too many at the start and at the end of each axis is left out.
     for axis, (frame, skip) in enumerate(zip(frames, skips, strict=True), 2):
         if result.shape[axis] != frame.outputs:
@@ -228,20 +219,6 @@ def convolution_windows(node: Node, sizes: Sequence[int], kernel: Sequence[int])
 
 def _is_depthwise(node: Node) -> bool:
     return "Depthwise" in node.op
-
-
-def _has_fused_kernel(data: Tensor, bias: Tensor | None, groups: int) -> bool:
-    """Returns whether cuDNN's convolution with bias and ReLU takes these tensors."""
-    return (
-        data.device.type == "cuda"
-        and relu_keeps_nan(data, tf32=torch.backends.cudnn.allow_tf32)
-        and bias is not None
-        and groups == 1
-        and data.dim() == 4
-        and data.numel() > 0
-        and torch.backends.cudnn.is_available()
-        and torch.version.hip is None
-    )
 
 
 def _fit(frames: tuple[Window, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:

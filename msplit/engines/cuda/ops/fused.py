@@ -1,8 +1,7 @@
 """Ops that do the work of several: TensorFlow's Grappler makes some of them, the engine's passes the others.
 
 Of a matrix product or a convolution with what follows it, `fused_ops` lists that, in order; each takes its inputs from the node's
-`args`. On a GPU the library's epilogue is used where there is one: bias in cuBLAS, with ReLU or approximate GELU in cuBLASLt, bias and
-ReLU and a side input in cuDNN.
+`args`. On a GPU the library's epilogue is used where there is one that is right: bias in cuBLAS, with approximate GELU in cuBLASLt.
 
 Attention: products of queries and keys, their softmax, and the product of that with values.
 """
@@ -28,7 +27,7 @@ from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels import channelwise, conv
 from msplit.engines.cuda.kernels import matmul as kernels
 from msplit.engines.cuda.kernels import mlp as layers_behind
-from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA, Epilogue, activate, in_library
+from msplit.engines.cuda.kernels.activations import IN_LIBRARY, LEAKY_ALPHA, Epilogue, activate
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES
 from msplit.engines.cuda.kernels.memory import grouped_gather
@@ -62,8 +61,8 @@ def fused_matmul(node: Node, a: Tensor, b: Tensor, *args: Tensor) -> Tensor:
     _, result = wider_type(node, a)
     if not steps or steps[0] != "BiasAdd":
         found = _follow(node, torch.mm(a, b), list(args), steps, first=False)
-    elif len(steps) == 2 and in_library(a, steps[1]) and torch.version.hip is None:
-        found = torch._addmm_activation(args[0], a, b, use_gelu=IN_LIBRARY[steps[1]])
+    elif len(steps) == 2 and steps[1] in IN_LIBRARY and a.is_cuda and torch.version.hip is None:
+        found = torch._addmm_activation(args[0], a, b, use_gelu=True)
     else:
         found = _follow(node, torch.addmm(args[0], a, b), list(args[1:]), steps[1:], first=False)
     return windows.for_products(node, found.to(result))

@@ -466,8 +466,6 @@ _OPERANDS: Mapping[str, Sequence[int]] = {
     "baddbmm": (1, 2),
     "_addmm_activation": (1, 2),
     "convolution": (0, 1),
-    "cudnn_convolution_relu": (0, 1),
-    "cudnn_convolution_add_relu": (0, 1),
     "convolution_backward": (0, 1, 2),
     "_scaled_dot_product_efficient_attention": (0, 1, 2),
     "_scaled_dot_product_flash_attention": (0, 1, 2),

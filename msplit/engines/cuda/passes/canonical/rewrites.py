@@ -282,7 +282,7 @@ def _fuse(
     if activation is not None:
         fused_ops.append(activation)
         absorbed += [*reshapes, *ops]
-    if bias_op is None and activation not in (IN_LIBRARY if head.op == "MatMul" else ("Relu",)):
+    if bias_op is None and activation not in ({"Relu", *IN_LIBRARY} if head.op == "MatMul" else {"Relu"}):
         return False
     bias = bias_op.inputs[1] if bias_op is not None else _zeros(graph, head)
     inputs = [*head.inputs, bias, *([side[1]] if side is not None else [])]
