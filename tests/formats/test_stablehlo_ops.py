@@ -8,9 +8,17 @@ import pytest
 
 import msplit
 from msplit.errors import MsplitError
+from tests import forked
 
 ir = pytest.importorskip("jaxlib.mlir.ir")
 pytestmark = pytest.mark.tf
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked():
+    with forked.parsing():
+        yield
+
 
 NAN, INF = np.nan, np.inf
 FLOATS = np.array(
