@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +17,17 @@ import pytest
 
 from msplit.cli import many
 from msplit.errors import LoadError
+from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit, unchanged
 from tests.report.test_schemas import validate
+
+
+@pytest.fixture(autouse=True)
+def _forked() -> Iterator[None]:
+    """Processes that look at models are forked. Those of a command that is a process itself are new ones."""
+    with forked.instead(forked.COMMANDS):
+        yield
+
 
 HOSTILE = "ev\x1b[31mil\n::error::name.pb"
 
