@@ -132,6 +132,7 @@ def _settle(path: Path) -> None:
     if "tensorflow.python" in loaded - _settled:
         _trace_no_nodes()
         _import_without_devices()
+        _rewrite_nothing()
     _settled.update(loaded)
     gc.collect()
     gc.freeze()
@@ -145,6 +146,23 @@ def _trace_no_nodes() -> None:
 
     calls = tf_stack.extract_stack()
     tf_stack.extract_stack = lambda stacklevel=1: calls
+
+
+def _rewrite_nothing() -> None:
+    """Sessions and functions that ask for nothing else run a graph as it is. TensorFlow would rewrite it before the first step, which takes
+    longer than that step. What msplit opens has options of its own."""
+    import tensorflow as tf
+    from tensorflow.python.client import session
+
+    plain = tf.compat.v1.ConfigProto()
+    plain.graph_options.rewrite_options.disable_meta_optimizer = True
+    begin = session.BaseSession.__init__
+
+    def begun(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
+        begin(self, target, graph, plain if config is None else config)
+
+    session.BaseSession.__init__ = begun
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def _import_without_devices() -> None:
