@@ -1,6 +1,5 @@
 """Graphs run on several logical devices give what plain TensorFlow gives."""
 
-
 import numpy as np
 import pytest
 
