@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -340,6 +340,18 @@ def instead(server: tuple[str, ...]) -> Iterator[None]:
     own = SimpleNamespace(**{**vars(OWN), "Popen": functools.partial(Own, server=server)})
     with mock.patch("msplit.engines.process.subprocess", own):
         yield
+
+
+def always(enter: Callable[..., contextlib.AbstractContextManager[object]], *arguments: Any) -> Any:
+    """A fixture of all tests of a module, which run inside of `instead`, say."""
+    import pytest  # which processes that are forked do without
+
+    @pytest.fixture(scope="module", autouse=True)
+    def entered() -> Iterator[None]:
+        with enter(*arguments):
+            yield
+
+    return entered
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +20,8 @@ from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit, unchanged
 from tests.report.test_schemas import validate
 
-
-@pytest.fixture(autouse=True)
-def _forked() -> Iterator[None]:
-    """Processes that look at models are forked. Those of a command that is a process itself are new ones."""
-    with forked.instead(forked.COMMANDS):
-        yield
+_forked = forked.always(forked.instead, forked.COMMANDS)
+"""Processes that look at models are forked. Those of a command that is a process itself are new ones."""
 
 
 HOSTILE = "ev\x1b[31mil\n::error::name.pb"

@@ -18,10 +18,7 @@ MODELS = sorted((Path(__file__).parent / "jax_models").iterdir())
 pytest.importorskip("jaxlib")
 
 
-@pytest.fixture(autouse=True)
-def _forked():
-    with forked.parsing():
-        yield
+_forked = forked.always(forked.parsing)
 
 
 @pytest.fixture

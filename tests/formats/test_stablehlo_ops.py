@@ -14,10 +14,7 @@ ir = pytest.importorskip("jaxlib.mlir.ir")
 pytestmark = pytest.mark.tf
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forked():
-    with forked.parsing():
-        yield
+_forked = forked.always(forked.parsing)
 
 
 NAN, INF = np.nan, np.inf
