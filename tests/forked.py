@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +46,9 @@ POOLED = (*COMMANDS, "msplit.serving.pool.worker", "tests.serving.pool.remote")
 
 SERVED = (*ENGINE, "msplit.serving.server.run")
 """Imports of a server of builds, which does without TensorFlow."""
+
+PARSER = (*COMMANDS, "jaxlib.mlir.ir", "jaxlib.mlir.dialects.stablehlo")
+"""Imports of a process that parses a module of StableHLO."""
 
 STAGE = "--"
 """Among the imports of a server: another one is forked from it there, which has what stands before."""
@@ -283,7 +286,7 @@ class Popen(subprocess.Popen[Any]):
         pipes = rest[3:9]  # of standard input, output and errors: to read from and to write to
         ends = [own if end == -1 else end for own, end in enumerate((pipes[0], pipes[3], pipes[5]))]
         asked = {
-            "command": [os.fspath(argument) for argument in args[1:]],
+            "command": [os.fspath(argument) for argument in args[1 + (args[1] == "-P") :]],
             "environment": dict(os.environ if env is None else env),
             **self._how,
             "handles": list(pass_fds),
@@ -339,9 +342,32 @@ def instead(server: tuple[str, ...]) -> Iterator[None]:
         yield
 
 
+def always(enter: Callable[..., contextlib.AbstractContextManager[object]], *arguments: Any) -> Any:
+    """A fixture of all tests of a module, which run inside of `instead`, say."""
+    import pytest  # which processes that are forked do without
+
+    @pytest.fixture(scope="module", autouse=True)
+    def entered() -> Iterator[None]:
+        with enter(*arguments):
+            yield
+
+    return entered
+
+
+@contextlib.contextmanager
+def parsing() -> Iterator[None]:
+    """Has modules of StableHLO be parsed by forked processes."""
+    own = SimpleNamespace(
+        run=functools.partial(run, server=PARSER, quick=True), TimeoutExpired=subprocess.TimeoutExpired
+    )
+    with mock.patch("msplit.formats.stablehlo.subprocess", own):
+        yield
+
+
 def run(
     command: list[str],
     *,
+    input: bytes | str | None = None,
     capture_output: bool = False,
     timeout: float | None = None,
     check: bool = False,
@@ -350,9 +376,11 @@ def run(
     """A forked process to its end, as `subprocess.run`."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
     with Popen(command, **options) as process:
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(input, timeout=timeout)
         except BaseException:
             process.kill()
             raise

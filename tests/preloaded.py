@@ -136,6 +136,11 @@ def _load(arguments: list[str]) -> None:
     if "msplit.engines.cuda.passes.pointwise_fusion.fuse" in sys.modules:
         for name in forked.COMPILER:
             importlib.import_module(name)
+    if "hypothesis" in sys.modules:
+        # Each worker would look for numbers and words in all modules of ours otherwise: a second.
+        from hypothesis.internal.conjecture import providers
+
+        providers._get_local_constants()
 
 
 LOADED = _VARIABLE in os.environ

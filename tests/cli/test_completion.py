@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from msplit.cli.main import COMMANDS
+from tests import forked
 from tests.cli.runner import ROOT
 
 LINES = re.findall(r"^.*_MSPLIT_COMPLETE=\w+ msplit.*$", (ROOT / "docs" / "usage.md").read_text(), re.MULTILINE)
@@ -47,10 +48,11 @@ def test_the_documented_line_switches_it_on(shell: str) -> None:
 
 
 def completed(line: str, shell: str = "bash") -> list[str]:
-    words = line.split(" ")
-    return run(
-        "msplit", _MSPLIT_COMPLETE=f"{shell}_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1)
-    ).splitlines()
+    asked = {"_MSPLIT_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    command = [sys.executable, f"{BIN}/msplit"]
+    done = forked.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **asked}, quick=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.splitlines()
 
 
 def test_commands_options_and_choices_are_completed() -> None:

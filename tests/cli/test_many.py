@@ -16,8 +16,13 @@ import pytest
 
 from msplit.cli import many
 from msplit.errors import LoadError
+from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit, unchanged
 from tests.report.test_schemas import validate
+
+_forked = forked.always(forked.instead, forked.COMMANDS)
+"""Processes that look at models are forked. Those of a command that is a process itself are new ones."""
+
 
 HOSTILE = "ev\x1b[31mil\n::error::name.pb"
 

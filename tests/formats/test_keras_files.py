@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ import pytest
 import msplit as library
 from msplit import formats
 from msplit.errors import INSTALL_TENSORFLOW, LoadError
+from msplit.formats import reader
 from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit, process, unchanged
 
@@ -170,7 +174,7 @@ def test_nothing_is_left_behind(keras: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.tf
-def test_a_file_of_keras_runs_as_keras_runs_it(tmp_path: Path) -> None:
+def test_a_file_of_keras_runs_as_keras_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = f"""
 import keras, numpy as np
 one = keras.Input((6,), name="x")
@@ -185,5 +189,7 @@ keras.Model(one, keras.layers.Lambda(lambda x: x * 2)(one)).save({str(tmp_path /
     with library.prepare(tmp_path / "m.keras", batch=3, engine="tensorflow") as runner:
         (found,) = runner(x=np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)).values()
     np.testing.assert_allclose(found, np.load(tmp_path / "y.npy"), rtol=1e-5, atol=1e-6)
+    run = functools.partial(forked.run, server=forked.TENSORFLOW)  # another new process shows no more
+    monkeypatch.setattr(reader, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
     with pytest.raises(LoadError, match="deserialization of a `Lambda` layer"):  # which is code
         formats.read(tmp_path / "lambda.keras")

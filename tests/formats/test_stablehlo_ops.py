@@ -8,9 +8,14 @@ import pytest
 
 import msplit
 from msplit.errors import MsplitError
+from tests import forked
 
 ir = pytest.importorskip("jaxlib.mlir.ir")
 pytestmark = pytest.mark.tf
+
+
+_forked = forked.always(forked.parsing)
+
 
 NAN, INF = np.nan, np.inf
 FLOATS = np.array(

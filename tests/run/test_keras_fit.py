@@ -275,6 +275,8 @@ def test_what_a_model_has_and_a_compiled_one_has_not_says_what_to_do(keras: Any,
 
 
 QUIET = """
+from msplit.engines.tensorflow.runtime import tensorflow
+print(tensorflow().constant(3).numpy())
 import numpy as np
 import msplit
 from msplit import api
@@ -292,7 +294,7 @@ with msplit.compile(model, engine="tensorflow") as fast:
 def test_a_notebook_is_not_filled_with_what_tensorflow_says() -> None:
     env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, env=env, timeout=200)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 
 def test_advice_on_what_msplit_calls_is_not_for_users(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:

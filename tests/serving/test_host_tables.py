@@ -28,11 +28,7 @@ BETWEEN = 16
 """Steps from one refresh of the cache to the next at most."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forked() -> Iterator[None]:
-    """Processes of a pool begin with their imports done."""
-    with forked.instead(forked.TENSORFLOW):
-        yield
+_forked = forked.always(forked.instead, forked.TENSORFLOW)
 
 
 @pytest.fixture(scope="module")

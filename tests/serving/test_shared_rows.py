@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,7 @@ SHARED: dict[str, Any] = {"engine": "cuda", "device": "cpu", "effort": "fast", "
 Feeds = Mapping[str, Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forked() -> Iterator[None]:
-    """Processes of a pool begin with their imports done."""
-    with forked.instead(forked.TENSORFLOW):
-        yield
+_forked = forked.always(forked.instead, forked.TENSORFLOW)
 
 
 @pytest.fixture(scope="module")

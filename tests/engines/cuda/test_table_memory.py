@@ -27,6 +27,8 @@ torch = pytest.importorskip("torch")
 
 ROWS, WIDTH = 5_000, 8
 ON_CPU: dict[str, Any] = {"engine": "cuda", "device": "cpu", "streams": (2,)}
+WHOLE: dict[str, Any] = {**ON_CPU, "settings": msplit.Settings(verify_inputs=0)}
+"""All tables on the device. What is held against that is verified itself."""
 MEMORY = 0.0003
 """GB: less than half of the tables."""
 
@@ -77,7 +79,7 @@ def test_rows_of_the_host_are_those_of_the_device() -> None:
     flat = ranker()
     with (
         msplit.prepare(flat, batch=16, table_memory=MEMORY, **ON_CPU) as small,
-        msplit.prepare(flat, batch=16, **ON_CPU) as whole,
+        msplit.prepare(flat, batch=16, **WHOLE) as whole,
     ):
         for one in requests(40):
             np.testing.assert_array_equal(small.step(one)["out"], whole.step(one)["out"])
@@ -100,7 +102,7 @@ def test_other_kernels_read_the_same_rows(how: dict[str, Any]) -> None:
     flat = ranker()
     with (
         msplit.prepare(flat, batch=4, table_memory=MEMORY, **ON_CPU, **how) as small,
-        msplit.prepare(flat, batch=4, **ON_CPU) as whole,
+        msplit.prepare(flat, batch=4, **WHOLE) as whole,
     ):
         for one in requests(12, 4):
             np.testing.assert_allclose(small.step(one)["out"], whole.step(one)["out"], rtol=1e-5)
@@ -144,7 +146,7 @@ COUNTED = ("found", "looked_up")
 def test_a_build_keeps_its_tables_with_the_host(tmp_path: Path) -> None:
     flat = ranker()
     msplit.build(flat, tmp_path / "build", batches=[4, 16], table_memory=MEMORY, **ON_CPU)
-    with msplit.open(tmp_path / "build") as runner, msplit.prepare(flat, batch=16, **ON_CPU) as whole:
+    with msplit.open(tmp_path / "build") as runner, msplit.prepare(flat, batch=16, **WHOLE) as whole:
         gc.collect()
         assert len(Device.of(torch.device("cpu")).owned(HostTables).caches) == 1, "both batches share it"
         for rows in (16, 4, 16, 3):
@@ -295,7 +297,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_pool_answers_from_them_and_takes_new_rows(whole: bool, saved: Path) -> None:
     with (
         msplit.pool(saved, batches=[16], groups=2, table_memory=MEMORY, **ON_CPU) as pool,
-        msplit.prepare(saved, batch=16, **ON_CPU) as runner,
+        msplit.prepare(saved, batch=16, **WHOLE) as runner,
     ):
         for one in requests(30):
             np.testing.assert_allclose(pool.step(one)["out"], runner.step(one)["out"], rtol=1e-5)
@@ -344,7 +346,7 @@ def test_bf16_rows_are_those_of_a_model_with_rounded_tables(how: dict[str, Any])
     """The error is told, too, and a build keeps them."""
     with (
         msplit.prepare(ranker(), batch=16, table_memory=BF16, **ON_CPU, **how) as small,
-        msplit.prepare(ranker(of_rows=bf16), batch=16, **ON_CPU, **how) as whole,
+        msplit.prepare(ranker(of_rows=bf16), batch=16, **WHOLE, **how) as whole,
     ):
         for one in requests(30):
             np.testing.assert_array_equal(small.step(one)["out"], whole.step(one)["out"])
@@ -362,7 +364,7 @@ def test_a_build_keeps_bf16_rows_and_new_ones_become_so(saved: Path, tmp_path: P
     with (
         msplit.open(tmp_path / "build") as opened,
         msplit.prepare(saved, batch=16, table_memory=BF16, **ON_CPU) as small,
-        msplit.prepare(saved, batch=16, **ON_CPU) as whole,
+        msplit.prepare(saved, batch=16, **WHOLE) as whole,
     ):
         whole.update({name: bf16(value) for name, value in tables_of(saved).items() if name != "table_0"})
         for new in (
@@ -391,8 +393,8 @@ def test_a_build_keeps_bf16_rows_and_new_ones_become_so(saved: Path, tmp_path: P
 def test_int8_rows_are_those_of_a_model_with_rounded_tables(how: dict[str, Any]) -> None:
     with (
         msplit.prepare(ranker(), batch=16, table_memory=INT8, **ON_CPU, **how) as small,
-        msplit.prepare(ranker(of_rows=int8), batch=16, **ON_CPU, **how) as whole,
-        msplit.prepare(ranker(), batch=16, **ON_CPU, **how) as exact,
+        msplit.prepare(ranker(of_rows=int8), batch=16, **WHOLE, **how) as whole,
+        msplit.prepare(ranker(), batch=16, **WHOLE, **how) as exact,
     ):
         for one in requests(30):
             found, wanted = small.step(one)["out"], whole.step(one)["out"]
@@ -409,7 +411,7 @@ def test_the_error_of_int8_rows_is_told() -> None:
     flat = ranker()
     with (
         msplit.prepare(flat, batch=16, table_memory=INT8, **ON_CPU) as small,
-        msplit.prepare(flat, batch=16, **ON_CPU) as exact,
+        msplit.prepare(flat, batch=16, **WHOLE) as exact,
     ):
         rows, outputs = (
             next(one for one in small.notes if text in one) for text in ("int8 with a scale", "move outputs")
@@ -433,7 +435,7 @@ def test_a_build_keeps_int8_rows(tmp_path: Path) -> None:
     msplit.build(ranker(), tmp_path / "float", batches=[4, 16], table_memory=MEMORY, **ON_CPU)
     sizes = [(tmp_path / name / "weights.bin").stat().st_size for name in ("build", "float")]
     assert sizes[1] - sizes[0] == pytest.approx(4 * ROWS * (4 * WIDTH - 16), abs=3 * 512)
-    with msplit.open(tmp_path / "build") as runner, msplit.prepare(ranker(of_rows=int8), batch=16, **ON_CPU) as whole:
+    with msplit.open(tmp_path / "build") as runner, msplit.prepare(ranker(of_rows=int8), batch=16, **WHOLE) as whole:
         assert any("int8 with a scale" in note for note in runner.notes)
         for rows in (16, 4, 3):
             for one in requests(4, rows):
@@ -537,7 +539,7 @@ def test_new_rows_become_int8(how: str, kind: str, saved: Path, tmp_path: Path) 
         if how == "pool"
         else msplit.prepare(flat, batch=16, table_memory=INT8, **ON_CPU)
     )
-    with opened as small, msplit.prepare(flat, batch=16, **ON_CPU) as whole:
+    with opened as small, msplit.prepare(flat, batch=16, **WHOLE) as whole:
         rounded_now = {name: int8(value) for name, value in tables_of(saved).items() if name != "table_0"}
         whole.update(rounded_now)
         for one in requests(20):

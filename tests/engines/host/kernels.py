@@ -55,8 +55,11 @@ def tensorflows(graph: Any, outputs: list[Any]) -> Any:
 
 
 def options(tf: Any) -> Any:
-    """One thread."""
-    return tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+    """One thread, and the graph as it is: nothing is folded before it runs."""
+    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = -1
+    return config
 
 
 def ours(graph: Any, node: Any) -> Any:

@@ -136,7 +136,8 @@ def in_a_loop_of_tensorflow_2(tf, *given):
 def built(tf1, build, steps=2):
     """The flat graph of what is built of an input x, and what a plain session of TensorFlow gives for the last of some steps."""
     tf, *_ = tf1
-    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+    options = tf.compat.v1.ConfigProto()  # it rewrites graphs: no kernel takes a gradient of a gradient
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session(config=options) as session:
         found = build(*tf1, tf.compat.v1.placeholder(tf.float32, X.shape, name="x"))
         outputs = {f"y{i}": tf.identity(value, name=f"y{i}") for i, value in enumerate(found)}
         for _ in range(steps):

@@ -1,9 +1,5 @@
 """Graphs run on several logical devices give what plain TensorFlow gives."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -263,14 +259,6 @@ def test_precision_is_switched_for_the_build_and_the_run():
     ieee.close()
     fast.close()
     models.tensorflow().config.experimental.enable_tensor_float_32_execution(True)
-
-
-def test_starting_tensorflow_is_silent():
-    code = "from msplit.engines.tensorflow.runtime import tensorflow; print(tensorflow().constant(3).numpy())"
-    environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout == "3\n"
-    assert done.stderr == ""
 
 
 def test_a_keras_model_that_was_saved_without_its_variables_is_told_how_to_be_exported(tmp_path):

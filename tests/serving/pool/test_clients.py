@@ -47,10 +47,7 @@ print("right", lost, flush=True)
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forked() -> Iterator[None]:
-    with forked.instead(forked.POOLED):
-        yield
+_forked = forked.always(forked.instead, forked.POOLED)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,7 @@ pytestmark = pytest.mark.tf
 Served = tuple[Path, dict[str, Any], Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forked() -> Iterator[None]:
-    """Processes of a pool begin with their imports done."""
-    with forked.instead(forked.TENSORFLOW):
-        yield
+_forked = forked.always(forked.instead, forked.TENSORFLOW)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,7 @@ ENGINES = pytest.mark.parametrize(
 Feeds = Mapping[str, Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forked() -> Iterator[None]:
-    """Processes of a pool begin with their imports done."""
-    with forked.instead(forked.TENSORFLOW):
-        yield
+_forked = forked.always(forked.instead, forked.TENSORFLOW)
 
 
 def saved(path: Path, build: Callable[[], object]) -> Path:

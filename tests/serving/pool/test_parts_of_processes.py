@@ -24,11 +24,7 @@ MOST = 20
 """Requests that may wait."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forked() -> Iterator[None]:
-    """Processes begin with their imports done."""
-    with forked.instead(forked.POOLED):
-        yield
+_forked = forked.always(forked.instead, forked.POOLED)
 
 
 @pytest.fixture(scope="module")

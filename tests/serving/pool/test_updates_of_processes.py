@@ -25,12 +25,7 @@ from tests.campaign import CAMPAIGN
 from tests.serving.pool.remote import alive, kill, opened, wait, whole
 from tests.serving.pool.scripted import SOON, together
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _forked() -> Iterator[None]:
-    """Processes begin with their imports done."""
-    with forked.instead(forked.POOLED):
-        yield
+_forked = forked.always(forked.instead, forked.POOLED)
 
 
 @contextmanager
