@@ -185,9 +185,9 @@ def numbers(drawn: NDArray[Any], kind: InputKind, name: str) -> NDArray[Any]:
 
 
 def takes_nan(flat: FlatGraph, node: int, port: int) -> tuple[bool, bool]:
-    """Whether what becomes of NaN in an input is defined: it is only moved, calculated with element by element, compared, or searched for
-    the largest or the least; and whether it also is multiplied by weights, added up, or goes through a softmax, which is defined for rows
-    that are NaN alone."""
+    """Returns whether what becomes of NaN in an input is defined: it is only moved, calculated with element by element, compared, or
+    searched for the largest or the least; and whether it also is multiplied by weights, added up, or goes through a softmax, which is
+    defined for rows that are NaN alone."""
     graph, seen, waiting, products = flat.graph, {(node, port)}, [(node, port)], False
     while waiting and len(seen) < _MOST_STATES:
         source, at = waiting.pop()
