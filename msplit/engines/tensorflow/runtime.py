@@ -18,6 +18,7 @@ from msplit.engines.base import TensorFlowOptions
 from msplit.engines.environment import nvidia_smi, visible
 from msplit.errors import INSTALL_TENSORFLOW, EndOfData, EngineError, InvalidInput, LoadError, TimedOut
 from msplit.formats.files import read_file
+from msplit.opset.traits import ops_with
 from msplit.progress import importing
 
 _GPU_SHARE = 0.45
@@ -296,12 +297,6 @@ def errors_of(model: str) -> Iterator[None]:
     tf = tensorflow()
     try:
         yield
-    except tf.errors.OutOfRangeError as error:
-        raise EndOfData(
-            f"the data that the model reads itself came to an end: {first_line(error)}",
-            where=model,
-            fix="feed what its iterator or queue gives (--part inputs=), or let its dataset repeat",
-        ) from error
     except tf.errors.DeadlineExceededError as error:
         raise TimedOut(
             f"TensorFlow gave a step up: it took longer than it may (DeadlineExceeded: {first_line(error)})",
@@ -310,7 +305,13 @@ def errors_of(model: str) -> Iterator[None]:
             "one that waits for a queue needs what fills the queue, or --part inputs= to feed it",
         ) from error
     except (tf.errors.OpError, ValueError, KeyError, TypeError) as error:
-        text = first_line(error)
+        text, ended = first_line(error), isinstance(error, tf.errors.OutOfRangeError)
+        # Restoring ends so, too, where its file is cut off.
+        restores = getattr(getattr(error, "op", None), "type", "") in ops_with("checkpoint")
+        if ended and not restores:
+            fix = "feed what its iterator or queue gives (--part inputs=), or let its dataset repeat"
+            said = f"the data that the model reads itself came to an end: {text}"
+            raise EndOfData(said, where=model, fix=fix) from error
         if "'TRTEngineOp'" in str(error):
             fix = "TF-TRT has made engines for one kind of GPU of parts of it: give the model from before that"
         elif "not registered" in str(error):
@@ -324,7 +325,7 @@ def errors_of(model: str) -> Iterator[None]:
             )
         elif any(part in str(error) for part in _NOT_FETCHED):
             fix = OTHER_OUTPUTS
-        elif isinstance(error, tf.errors.DataLossError):
+        elif ended or isinstance(error, tf.errors.DataLossError):
             fix = "a file that the model reads is cut off or damaged: copy or write it again"
         elif isinstance(error, tf.errors.FailedPreconditionError):
             fix = "the model's variables or tables have no values here: export it as a SavedModel, or freeze it"
@@ -342,9 +343,8 @@ def errors_of(model: str) -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text that says something."""
-    message = getattr(error, "message", None) or str(error)
-    lines = [line.strip() for line in str(message).splitlines() if line.strip()]
-    told = [line for line in lines if not _SAYS_NOTHING.search(line)]
+    lines = map(str.strip, str(getattr(error, "message", None) or error).splitlines())
+    told = [line for line in lines if line and not _SAYS_NOTHING.search(line)]
     text = re.sub(r"^\(\d+\) \w+: ", "", told[0]) if told else type(error).__name__
     text = re.sub(r" in binary running on .*", "", text)  # the machine's name, and advice on TensorFlow 1's contrib
     return text if len(text) <= 300 else text[:297] + "…"

@@ -1,5 +1,8 @@
 """Graphs run on several logical devices give what plain TensorFlow gives."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,7 @@ from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow import runtime, session
 from msplit.engines.tensorflow.cluster import foreign_text, here
 from msplit.engines.tensorflow.engine import ENGINE, reference
-from msplit.errors import EngineError, MsplitError
+from msplit.errors import EndOfData, EngineError, MsplitError
 from msplit.formats.model import Format
 from tests.engines.cuda.cases import SAMPLES, graph_of
 from tests.formats import foreign
@@ -538,3 +541,15 @@ def test_what_a_conversion_would_change_is_refused(ids, weights, words, said):
         model(**fine)
         with pytest.raises(EngineError, match=said if weights is None else "weights"):
             model(**{**fine, **given})
+
+
+def test_a_checkpoint_that_is_cut_off_is_no_end_of_data(tmp_path):
+    """TensorFlow's restore says that it read less than was asked for by the error with which data end: it is a failure, and no end."""
+    model = tmp_path / "model"
+    shutil.copytree(SAMPLES / "tf1_saved_model", model)
+    (data,) = (model / "variables").glob("*.data-*")
+    os.truncate(data, data.stat().st_size // 2)
+    with pytest.raises(EngineError, match="RestoreV2") as told:
+        msplit.bench(model, engine="tensorflow", batch=4)
+    assert not isinstance(told.value, EndOfData)
+    assert "cut off or damaged" in told.value.fix
